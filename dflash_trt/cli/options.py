@@ -31,7 +31,7 @@ class EnginePath(click.Path):
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         refuse_deployment(value)
         if not Path(value).exists() and (commands := next_commands(str(value))):
-            raise EngineError(f"expected an engine directory, found the repository {value}", hint=commands)
+            raise EngineError(f"{value} is a repository, not an engine directory", hint=commands)
         return super().convert(value, parameter, context)
 
 

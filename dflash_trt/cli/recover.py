@@ -95,8 +95,7 @@ def recover(
     before, after = progress.held_out[0][1], progress.held_out[-1][1]
     if after >= before:
         raise VerificationError(
-            f"{output}: expected a lower loss on held-out sequences than {before:.3f}, found {after:.3f}: the training"
-            " made it no better",
+            f"{output}: the loss on held-out sequences went from {before:.3f} to {after:.3f}: training did not help",
             hint=f"more --steps, more answers in {features.name} or a lower --learning-rate; without training:"
             f" dflash-trt quantize {draft} -o DIR --recipe {recipe}",
         )

@@ -21,7 +21,7 @@ def refuse_deployment(name: str | Path) -> None:
     """Raises EngineError where an engine directory is expected and `name` is a deployment, which runs elsewhere."""
     if deployment_path(str(name)) is not None:
         raise EngineError(
-            f"expected an engine directory, found the deployment {name}",
+            f"{name} is a deployment, not an engine directory",
             hint=f"dflash-trt serve-config {quoted(Path(name))} --runtime trtllm",
         )
 

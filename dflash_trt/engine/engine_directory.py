@@ -103,9 +103,7 @@ def _check_output(output: Path, *, force: bool) -> None:
     try:
         str(output).encode()
     except UnicodeEncodeError:
-        raise BuildError(
-            f"{str(output)!r}: expected a path in UTF-8, found other bytes", hint="choose another -o DIR"
-        ) from None
+        raise BuildError(f"the path {str(output)!r} is not UTF-8", hint="choose another -o DIR") from None
     check_replaceable(output, ENGINE, force=force)
 
 

@@ -130,7 +130,7 @@ def _not_an_engine(directory: Path) -> EngineError:
     elif (directory / "config.json").is_file():
         found = "a checkpoint"
     build = f"dflash-trt build {draft} --target {target} -o engine"
-    return EngineError(f"{directory}: expected an engine directory, found {found}", hint=f"make one: {build}")
+    return EngineError(f"{directory} is not an engine directory: found {found}", hint=f"make one: {build}")
 
 
 class _Ranks(msgspec.Struct):
@@ -161,7 +161,7 @@ def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manif
     if manifest.shard != expected:
         raise EngineError(f"{place}: expected the heads of {expected}, found {manifest.shard or 'all'}", hint=rebuild)
     if (manifest.source, manifest.target_source) != (whole.source, whole.target_source):
-        raise EngineError(f"{place}: expected a shard of the engine in {directory}, found one of another", hint=rebuild)
+        raise EngineError(f"{place} is a shard of another engine than {directory}", hint=rebuild)
     return place, manifest
 
 

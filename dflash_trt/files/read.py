@@ -59,11 +59,11 @@ def open_file(
             kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
             if kind != stat.S_IFREG and not (is_pipe and kind == stat.S_IFIFO):
                 found = KINDS.get(kind, "something else")
-                raise error(f"{file}: expected a readable file, found: {found}", hint=hint)
+                raise error(f"cannot read {file}: {found}", hint=hint)
             yield stream
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
         found = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-        raise error(f"{file}: expected a readable file, found: {found}", hint=hint) from None
+        raise error(f"cannot read {file}: {found}", hint=hint) from None
 
 
 def read_bytes(

@@ -127,9 +127,7 @@ def as_build_error(path: Path, option: str) -> Iterator[None]:
     except OSError as error:
         found = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
         first = FIRST.get(error.errno or 0, "")
-        raise BuildError(
-            f"{path}: expected to write it, found: {found}", hint=f"{first}choose another {option}"
-        ) from error
+        raise BuildError(f"cannot write {path}: {found}", hint=f"{first}choose another {option}") from error
 
 
 def _followed(path: Path) -> Path:

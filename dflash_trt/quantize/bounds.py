@@ -55,7 +55,7 @@ def ranges_from_weights(draft: DraftCheckpoint) -> Ranges:
     spec = draft.spec
     if spec.block_conv is not None:
         raise CheckpointError(
-            f"{draft.directory}: expected a draft whose weights bound its activations, found block convolutions",
+            f"the weights of {draft.directory} do not bound its activations, because it has block convolutions",
             hint="measure the ranges: dflash-trt capture, then --calibration FEATURES; or quantise weights alone:"
             " --recipe nvfp4-w4a16, with `search` --format W4A16_NVFP4",
         )

@@ -54,11 +54,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for number, rule in enumerate(self.rules, start=1):
             if not any(rule is decided for decided in deciding.values()):
                 is_late = any(fnmatchcase(module, rule.modules) for module in modules)
-                none = f"it matches none{closest(rule.modules, modules, 'module')}"
-                raise RecipeError(
-                    f"recipe {self.name}: rule {number} ({rule.modules}): expected it to decide for at least"
-                    f" one module, found that {'earlier rules take all it matches' if is_late else none}"
-                )
+                none = f"matches no module{closest(rule.modules, modules, 'module')}"
+                decides = "matches only modules that earlier rules take" if is_late else none
+                raise RecipeError(f"recipe {self.name}: rule {number} ({rule.modules}) {decides}")
         return {m: rule.algorithm for m, rule in deciding.items() if rule.algorithm != "none"}
 
     @property
@@ -73,7 +71,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 return rule
         patterns = ", ".join(rule.modules for rule in self.rules)
         raise RecipeError(
-            f"recipe {self.name}: rules: expected one that matches module {module!r}, found only {patterns}",
+            f"recipe {self.name}: no rule matches module {module!r} (rules: {patterns})",
             hint=f"add a last rule for the rest: {{modules: {module}, algorithm: none}}",
         )
 
@@ -119,6 +117,6 @@ def load_recipe(name_or_path: str) -> Recipe:
             )
     loaded = load_yaml(path, Recipe, RecipeError)
     if loaded.name:
-        raise RecipeError(f"{path}: name: expected no such key (a recipe's file names it), found {shown(loaded.name)}")
+        raise RecipeError(f"{path}: remove the key name ({shown(loaded.name)}): a recipe is named after its file")
     has_fp8_cache = loaded.fp8_kv_cache or name_or_path.endswith(FP8_KV)
     return msgspec.structs.replace(loaded, name=name_or_path, fp8_kv_cache=has_fp8_cache)

@@ -56,7 +56,7 @@ def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str
         return name, configuration_directory(name)
     hint = "give --target the model that the engine was built for"
     if (source := manifest.target_source) is None:
-        raise EngineError(f"{engine}: expected a manifest that names the target, found none", hint=hint)
+        raise EngineError(f"the manifest of {engine} does not name its target", hint=hint)
     if source.revision is None and not is_local(source.name):
         raise EngineError(f"{engine} was built for target {source.name}, which is no directory here", hint=hint)
     directory = configuration_directory(source.name, source.revision)
@@ -76,7 +76,7 @@ def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, t
     if wrong := [token for token in prompt_ids if not (is_integer(token) and int(token) in vocabulary)]:
         raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {shown(wrong[0])}")
     if draft.mask_token_id in prompt_ids:
-        raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
+        raise RequestError(f"the prompt contains the draft's mask token {draft.mask_token_id}")
     limit = max_positions(draft, target)
     if (length := len(prompt_ids) + max_tokens) > limit:
         raise RequestError(

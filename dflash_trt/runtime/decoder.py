@@ -212,8 +212,7 @@ class Decoder:
     def _fail(self, slot: int, request: Request) -> None:
         """Ends a request whose next logits are not finite; the others go on."""
         request.error = request.error or EngineError(
-            f"token {len(request.token_ids) + 1} of the answer: expected finite logits from the target, found NaN or"
-            " infinity",
+            f"the target's logits of output token {len(request.token_ids) + 1} are NaN or infinite",
             hint="look for NaN in the target's weights; download or copy them again",
         )
         self._end(request, slot, FinishReason.ERROR)

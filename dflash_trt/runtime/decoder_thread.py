@@ -52,7 +52,7 @@ class DecoderThread:
     def _send(self, command: Callable[[Request], None], request: Request) -> None:
         with self._changed:
             if not self.is_open:
-                raise EngineError("expected an open LLM, found a closed one") from self.error
+                raise EngineError("this LLM is closed") from self.error
             self._commands.append((command, request))
             self._changed.notify()
 

@@ -103,8 +103,7 @@ def load_session(
         free = torch.cuda.mem_get_info(device)[0] / 2**30
         session.close()
         raise RequestError(
-            f"cache_gib: expected memory for {options.cache_gib:g} GiB of caches, found {free:.1f} GiB free beside both"
-            " models",
+            f"{options.cache_gib:g} GiB of caches do not fit: {free:.1f} GiB are free after loading both models",
             hint="lower --cache-gib",
         ) from None
     return session
@@ -142,8 +141,7 @@ def prepare_target(
         except torch.OutOfMemoryError as error:
             clear_frames(error.__traceback__)  # they hold the model, and our error them: the next try needs its memory
             raise CheckpointError(
-                f"{checkpoint.directory}: expected GPU memory to load the target and compute tokens, found too little"
-                f" ({first_line(error)})",
+                f"{checkpoint.directory} does not fit into the GPU's memory ({first_line(error)})",
                 hint="--dtype bfloat16 halves what float32 takes; else take a larger GPU, or more of them (--tp)",
             ) from None
 
@@ -161,7 +159,6 @@ def room_for(max_batch_size: int) -> Iterator[None]:
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
             raise
         raise RequestError(
-            f"max_batch_size: expected memory for the caches of {max_batch_size} requests, found too little"
-            f" ({first_line(error)})",
+            f"the caches of {max_batch_size} requests do not fit into memory ({first_line(error)})",
             hint="lower max_batch_size",
         ) from None

@@ -3,7 +3,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def refusal(call: Callable[[], object], error: type[DFlashError] = CheckpointError) -> str:
-    """The message, hint included, with which `call` refuses; it says what was expected and found, or what is absent."""
+    """The message, hint included, with which `call` refuses."""
     with pytest.raises(error) as caught:
         call()
-    message = str(caught.value)
-    is_absence = re.search(r"\b(missing|unknown|neither|no|not|gated)\b", message) is not None
-    assert is_absence or ("expected" in message and "found" in message)
-    return message
+    return str(caught.value)
 
 
 def write_target(path: Path, **facts: object) -> Path:

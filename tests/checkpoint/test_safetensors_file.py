@@ -88,8 +88,8 @@ def test_wrong_header_length(announced: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("empty", "a safetensors file, found 0 bytes"), ("directory", "a readable file"), ("missing", "a readable file"),
-     ("loop", "a readable file")],
+    [("empty", "expected a safetensors file, found 0 bytes"), ("directory", "cannot read"), ("missing", "cannot read"),
+     ("loop", "cannot read")],
 )  # fmt: skip
 def test_unreadable(kind: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
@@ -99,7 +99,7 @@ def test_unreadable(kind: str, words: str, tmp_path: Path) -> None:
         file.mkdir()
     elif kind == "loop":
         file.symlink_to(file)
-    assert f"expected {words}" in refusal(lambda: read_tensors(file))
+    assert words in refusal(lambda: read_tensors(file))
 
 
 def test_truncated_at_every_byte(tmp_path: Path) -> None:

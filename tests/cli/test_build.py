@@ -56,7 +56,7 @@ def test_an_engine_names_its_target(tmp_path: Path) -> None:
     manifest = json.loads((engine / "manifest.json").read_text())
     del manifest["target_source"]
     (engine / "manifest.json").write_text(json.dumps(manifest))
-    assert "expected a manifest that names the target, found none" in run(*generate).stderr
+    assert "does not name its target" in run(*generate).stderr
 
 
 @pytest.mark.parametrize("command", ["build", "inspect", "capture"])
@@ -100,7 +100,7 @@ def test_a_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
     """onnx takes paths as UTF-8 only."""
     result = run("build", DRAFT, "--target", TARGET, "-o", os.fsdecode(os.fsencode(tmp_path) + b"/engine\xff"))
     assert result.returncode == 1
-    assert "expected a path in UTF-8, found other bytes" in result.stderr
+    assert "is not UTF-8" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -93,7 +93,7 @@ def test_an_engine_that_ranks_share(tmp_path: Path) -> None:
 
 def test_an_engine_that_no_rank_can_read(tmp_path: Path) -> None:
     (problem,) = problems([look(rank, 0, tmp_path) for rank in range(2)])
-    assert problem.startswith(f"{tmp_path}: expected an engine directory, found ")
+    assert problem.startswith(f"{tmp_path} is not an engine directory: found ")
 
 
 def rank(number: int, host: str = "a", gpu: int | None = 0, **facts: str) -> Rank:

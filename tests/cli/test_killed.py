@@ -89,7 +89,7 @@ def test_another_process_writes_it(arguments: list[str], features: dict[str, Pat
         result = run(*arguments, *needed, "-o", tmp_path / "out")
         assert list(tmp_path.iterdir()) == held
     assert result.returncode == 1
-    assert f"found: another command that writes it (process {process.pid} on " in result.stderr
+    assert f": another command that writes it (process {process.pid} on " in result.stderr
     assert "hint: wait for its end or choose another -o " in result.stderr
 
 

@@ -122,7 +122,7 @@ def test_checkpoints_and_files_that_are_refused(tmp_path: Path) -> None:
         run_here("serve-config", draft, "--target", target, "--gpus", "h100x1", "--runtime", "trtllm")
     with pytest.raises(ConfigError) as caught:
         run_here("serve-config", "--check", tmp_path, "--runtime", "trtllm")
-    assert caught.value.message == f"{tmp_path}: expected a readable file, found: Is a directory"
+    assert caught.value.message == f"cannot read {tmp_path}: Is a directory"
 
 
 @pytest.mark.parametrize("runtime", ["trtllm", "vllm", "sglang"])
@@ -277,7 +277,7 @@ def test_a_target_takes_the_draft_that_is_given() -> None:
 def test_where_an_engine_is_expected_the_command_that_makes_it_is_whole(command: str, source: str) -> None:
     refused = run(command, source)
     assert refused.returncode == 1
-    assert f"found the repository {source}" in refused.stderr
+    assert f"{source} is a repository, not an engine directory" in refused.stderr
     assert f"dflash-trt build {DRAFT} --target {TARGET} -o engine" in refused.stderr
     assert "dflash-trt serve-config gpt-oss-20b.b200x1.latency" in refused.stderr
 

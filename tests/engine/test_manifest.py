@@ -147,7 +147,7 @@ def test_manifest_is_no_json_object(content: bytes, engine: Path) -> None:
 )
 def test_no_engine(given: str | Path, found: str, build: str) -> None:
     message = message_of(Path(given))
-    assert message.startswith(f"{given}: expected an engine directory, found {found}\n")
+    assert message.startswith(f"{given} is not an engine directory: found {found}\n")
     assert f"hint: make one: dflash-trt build {build} -o engine" in message
 
 
@@ -173,5 +173,5 @@ def test_ranks_that_are_not_there(engine: Path) -> None:
         assert "`int` <= 1024" in refusal(lambda read=read: read(engine), EngineError)  # type: ignore[misc]
     edit(engine, num_ranks=1000)
     message = refusal(lambda: read_parts(engine, read_manifest(engine)), EngineError)
-    assert message.startswith(f"{engine / 'rank0'}: expected an engine directory, found ")
+    assert message.startswith(f"{engine / 'rank0'} is not an engine directory: found ")
     assert "--tp 1000" in message

@@ -38,7 +38,7 @@ TARGET = str(FIXTURES / "tiny-qwen3")
         ({"cache_gib": 0}, "cache_gib: expected"),
         ({"cache_gib": True}, "cache_gib: expected"),
         ({"cache_gib": "4"}, "cache_gib: expected"),
-        ({"max_batch_size": 10**9}, "max_batch_size: expected memory for the caches of 1000000000 requests"),
+        ({"max_batch_size": 10**9}, "the caches of 1000000000 requests do not fit into memory"),
         ({"max_batch_size": 2**70}, "max_batch_size: expected 1 to 2^31 - 1, found"),
         ({"max_batch_size": 0}, "max_batch_size: expected 1 to 2^31 - 1, found 0"),
         ({"prefill_chunk": 2**31}, "prefill_chunk: expected 1 to 2^31 - 1, found"),
@@ -240,7 +240,7 @@ def test_without_a_target_the_drafter_goes(engine: Path, monkeypatch: pytest.Mon
     closed: list[Drafter] = []
     monkeypatch.setattr(Drafter, "close", lambda drafter: closed.append(drafter))
     monkeypatch.setattr(load, "load_model", too_large)
-    assert "expected GPU memory to load the target" in refusal(lambda: open_llm(engine), CheckpointError)
+    assert "does not fit into the GPU's memory" in refusal(lambda: open_llm(engine), CheckpointError)
     assert len(closed) == 1
 
 

@@ -147,7 +147,7 @@ def test_closing_ends_what_is_left(own_llm: LLM) -> None:
     assert chunks[-1].completion.finish_reason is FinishReason.CANCELLED
     assert answers[-1].ttft_seconds is None
     for ask in (lambda: own_llm.generate(PROMPTS[0]), lambda: next(own_llm.stream(PROMPTS[0]))):
-        with pytest.raises(EngineError, match="expected an open LLM, found a closed one"):
+        with pytest.raises(EngineError, match="this LLM is closed"):
             within(ask)
     within(own_llm.close)
 
@@ -181,10 +181,10 @@ def test_a_target_that_fails_is_told_to_every_waiter(own_llm: LLM, monkeypatch: 
             # Requests before the failure get its error; later ones find the engine closed.
             assert str(failure.value) in (
                 "the decoder has failed: out of memory",
-                "expected an open LLM, found a closed one",
+                "this LLM is closed",
             )
             assert isinstance(failure.value.__cause__, RuntimeError)
-    with pytest.raises(EngineError, match="found a closed one") as refused:
+    with pytest.raises(EngineError, match="this LLM is closed") as refused:
         own_llm.generate(PROMPTS[0])
     assert str(refused.value.__cause__) == "out of memory"
     within(own_llm.close)

@@ -63,7 +63,9 @@ def test_the_installed_library_counts_only_with_kernels(monkeypatch: pytest.Monk
     monkeypatch.setattr(_C, "cuda_architectures", lambda: ["90a"])
     assert plugin_library() == installed_library()
     monkeypatch.setattr(_C, "cuda_architectures", lambda: [])
-    with pytest.raises(MissingDependencyError, match=r"left them out\nhint: .*pip install .*DFLASH_CUDA=ON"):
+    with pytest.raises(
+        MissingDependencyError, match=r"built without CUDA kernels\nhint: .*pip install .*DFLASH_CUDA=ON"
+    ):
         plugin_library()
 
 

@@ -30,7 +30,7 @@ def test_recover_names_it(name: str, features: Path, tmp_path: Path) -> None:
 
 
 def test_search_without_ranges_wants_formats_of_weights(features: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="found block convolutions") as refused:
+    with pytest.raises(CheckpointError, match="because it has block convolutions") as refused:
         run_here("search", DRAFT, "--features", features, "--max-tau-loss", "50%", "-o", tmp_path / "own.yaml")
     assert "--format W4A16_NVFP4" in str(refused.value.hint)
 

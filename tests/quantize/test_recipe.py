@@ -82,23 +82,21 @@ def complaint(tmp_path: Path, text: str) -> str:
     [
         (HEAD + "  - {module: '*', algorithm: FP8}\n",
          "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm"),
-        (ALL + "name: mine\n", "FILE: name: expected no such key (a recipe's file names it), found 'mine'"),
+        (ALL + "name: mine\n", "FILE: remove the key name ('mine'): a recipe is named after its file"),
         (
             HEAD + "  - {modules: '*', algorithm: FP4}\n",
             "FILE: rules[0].algorithm: expected one of FP8, NVFP4, W4A16_AWQ, W4A16_NVFP4, none, found 'FP4'"
             " (nearest value: NVFP4)",
         ),
         (HEAD + "  - {modules: layers.*, algorithm: FP8}\n",
-         "recipe FILE: rules: expected one that matches module 'fc', found only layers.*"),
+         "recipe FILE: no rule matches module 'fc' (rules: layers.*"),
         (
             HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc, algorithm: none}\n",
-            "recipe FILE: rule 2 (fc): expected it to decide for at least one module, found that earlier rules"
-            " take all it matches",
+            "recipe FILE: rule 2 (fc) matches only modules that earlier rules take",
         ),
         (
             HEAD + "  - {modules: layers.0.mlp.gat_proj, algorithm: none}\n  - {modules: '*', algorithm: FP8}\n",
-            "recipe FILE: rule 1 (layers.0.mlp.gat_proj): expected it to decide for at least one module, found"
-            " that it matches none (nearest module: layers.0.mlp.gate_proj)",
+            "recipe FILE: rule 1 (layers.0.mlp.gat_proj) matches no module (nearest module: layers.0.mlp.gate_proj)",
         ),
     ],
 )  # fmt: skip

@@ -81,7 +81,7 @@ def test_only_the_request_that_meets_nan_ends(session: Session, params: Sampling
     assert any(step.accepted for request in good for step in request.steps)
     for request in bad:
         assert (request.finished, request.token_ids) == (FinishReason.ERROR, [])
-        with pytest.raises(EngineError, match="token 1 of the answer: expected finite logits from the target"):
+        with pytest.raises(EngineError, match="the target's logits of output token 1 are NaN or infinite"):
             completion(request)
 
 
@@ -113,7 +113,7 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
     session.decoder().run([request])
     assert seen
     assert (request.finished, request.token_ids) == (FinishReason.ERROR, whole[:5])
-    assert "token 6 of the answer" in str(request.error)
+    assert "logits of output token 6" in str(request.error)
 
 
 def first_of_the_largest(row: list[float]) -> int:

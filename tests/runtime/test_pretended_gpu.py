@@ -243,7 +243,7 @@ def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.Mon
     monkeypatch.setattr(GatheredPass, "attend", fails)
     monkeypatch.setattr("dflash_trt.runtime.load.accelerate", lambda _: TORCH_OPERATORS)
     load_target = prepare_target(target, [0], 1, ALONE, dtype="auto", device="cpu")
-    with pytest.raises(CheckpointError, match=r"compute tokens, found too little \(CUDA out of memory\.\)\n") as told:
+    with pytest.raises(CheckpointError, match=r"fit into the GPU\'s memory \(CUDA out of memory\.\)\n") as told:
         load_target()
     assert (told.value.__context__, [model() for model in models]) == (errors[0], [None])
     del errors[0]
@@ -261,4 +261,4 @@ def test_a_gpu_without_room_for_the_caches(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(context_cache, "grown", full)
     with pretended_gpu(), pytest.raises(RequestError) as found:
         open_on_gpu("tiny-qwen3")
-    assert found.value.message.startswith("cache_gib: expected memory for 4 GiB of caches, found 1024.0 GiB free")
+    assert found.value.message.startswith("4 GiB of caches do not fit: 1024.0 GiB are free")

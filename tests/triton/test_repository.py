@@ -128,7 +128,7 @@ def test_a_host_is_no_option_of_what_is_printed(host: str, tmp_path: Path) -> No
 
 def test_embedded_needs_an_engine_that_fits(engine: Path, tmp_path: Path) -> None:
     options = ("--runtime", "embedded", "-o", tmp_path / "models")
-    with pytest.raises(EngineError, match="expected an engine directory, found a checkpoint"):
+    with pytest.raises(EngineError, match="is not an engine directory: found a checkpoint"):
         run_here("triton-repo", FIXTURES / "tiny-gpt-oss-dflash", "--target", TARGET, *options)
     with pytest.raises(CheckpointError, match="does not fit target"):
         run_here("triton-repo", engine, "--target", FIXTURES / "tiny-qwen3", *options)

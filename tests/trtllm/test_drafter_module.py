@@ -328,7 +328,7 @@ def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--tp 4" in str(refused.value.hint)
     with pytest.raises(EngineError, match="expected a whole drafter for attention by data parallelism"):
         drafter(dp=True)
-    with pytest.raises(EngineError, match="rank1: expected a whole drafter, found rank 1 of 2") as refused:
+    with pytest.raises(EngineError, match="rank1 is only rank 1 of 2 of a drafter") as refused:
         choose_executor(engine / "rank1", read_manifest(engine / "rank1"))
     assert str(refused.value.hint).endswith(str(engine))
     monkeypatch.setitem(sys.modules, DISTRIBUTED, SimpleNamespace(AllReduce=lambda world: None))

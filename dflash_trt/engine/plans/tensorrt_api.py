@@ -142,7 +142,7 @@ def plugin_library(*, needs_kernels: bool = True) -> Path:
         raise MissingDependencyError(f"no plugin library at {library}", hint=BUILD)
     if needs_kernels and not _C.cuda_architectures():
         raise MissingDependencyError(
-            f"expected a plugin library with CUDA kernels, found {library}, whose build left them out",
+            f"the plugin library {library} was built without CUDA kernels",
             hint=f"{WITH_KERNELS} (needs nvcc; an editable install leaves the kernels out, because they take minutes)",
         )
     return library

@@ -38,7 +38,7 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
         cache = config.create_timing_cache(content)
         if cache is None or not config.set_timing_cache(cache, False):
             raise BuildError(
-                f"{self.file}: expected a timing cache of this GPU and TensorRT {trt.__version__}, found another",
+                f"{self.file} is a timing cache of another GPU or TensorRT, not of {trt.__version__}",
                 hint="give --timing-cache another file",
             )
 

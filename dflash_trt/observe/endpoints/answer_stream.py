@@ -114,7 +114,7 @@ def _lines(pieces: Iterable[bytes], where: str, deadline: float) -> Iterator[byt
     for piece in pieces:
         total += len(piece)
         if time.perf_counter() > deadline:
-            raise EndpointError(f"{where}: expected the end of an answer in time, found more of it")
+            raise EndpointError(f"{where}: the answer did not end in time")
         if total > MAX_STREAM_BYTES or len(rest) > MAX_LINE_BYTES:
             raise EndpointError(f"{where}: expected an answer of bounded size, found more than {total} bytes")
         *lines, rest = (rest + piece).split(b"\n")

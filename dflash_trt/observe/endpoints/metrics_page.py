@@ -30,7 +30,7 @@ class MetricsPage:
                 for sample in family.samples:
                     samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
         except (ValueError, KeyError, IndexError) as error:
-            raise EndpointError(f"{where}: expected Prometheus's text format, found: {error}") from None
+            raise EndpointError(f"{where}: the metrics are not in Prometheus's text format: {error}") from None
         return cls(where, {name: tuple(values) for name, values in samples.items()})
 
     def has(self, name: str) -> bool:

@@ -118,7 +118,7 @@ def rates(gpu: GpuSpec, runtime: str, ends: Mapping[str, End] | None = None) -> 
     """
     if not gpu.memory_bandwidth or not gpu.bf16_flops:
         raise ConfigError(
-            f"{gpu.name}: expected its memory bandwidth and BF16 rate, found a GPU described without them",
+            f"the memory bandwidth and BF16 rate of {gpu.name} are unknown",
             hint="add bandwidth (GB/s) and bf16 (dense TFLOPS) to gpu_facts",
         )
     used, chosen = constants().used(runtime), ends or {}

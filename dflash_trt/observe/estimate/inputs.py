@@ -44,8 +44,8 @@ def target_shape(name: str, *, fetches: bool = False) -> TargetShape:
         return read_target_shape(directory)
     if name not in shapes:
         raise ConfigError(
-            f"estimate: expected a target whose layers are known ({', '.join(sorted(shapes))}), or a directory, found"
-            f" {name!r}{closest(name, shapes, 'target')}",
+            f"the layers of target {name!r} are unknown{closest(name, shapes, 'target')}"
+            f" (known: {', '.join(sorted(shapes))})",
             hint="give it with --target, as a directory or repository id; only its config.json is read",
         )
     return shapes[name]
@@ -95,7 +95,7 @@ def draft_shape(name: str, algorithm: str = "", backend: str | None = None) -> D
     sizes = draft_sizes(name)
     if sizes is None:
         names = ", ".join(sorted(published_drafts()))
-        raise ConfigError(f"estimate: expected a draft whose facts are published ({names}), found {name!r}")
+        raise ConfigError(f"the facts of draft {name!r} are unknown (known: {names})")
     modules = [module for module in linear_shapes(sizes.spec) if module != "fc"]
     return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
 

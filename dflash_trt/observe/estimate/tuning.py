@@ -67,7 +67,7 @@ def tune(
             candidates += _candidates(variant, recipe, price, traffic, slo, _lengths(variant, lengths))
     if not candidates:
         raise ConfigError(
-            f"tune: expected a setting with {slo:g} tokens/s for each user, found at most {fastest:.0f}, for one user",
+            f"no setting reaches {slo:g} tokens/s per user; a single user gets at most {fastest:.0f}",
             hint="ask for less, or see in `dflash-trt estimate` where the time goes",
         )
     if fleet is not None:
@@ -109,7 +109,7 @@ def _affordable(candidates: Sequence[Candidate], fleet: Fleet) -> list[Candidate
     unlimited = msgspec.structs.replace(fleet, num_gpus=None)
     fewest = min(unlimited.replicas(candidate) * candidate.tensor_parallel for candidate in candidates)
     asked = "a server" if fleet.request_rate is None else f"{fleet.request_rate:g} requests/s"
-    raise ConfigError(f"tune: expected at least {fewest} GPUs for {asked}, found --gpus {fleet.num_gpus}")
+    raise ConfigError(f"{asked} needs at least {fewest} GPUs; --gpus is {fleet.num_gpus}")
 
 
 def _parallelisms(system: System, *, is_fixed: bool) -> Iterator[System]:

@@ -41,7 +41,7 @@ def chosen_runtime(deployment: ResolvedDeployment, asked: Runtime | None, source
     if (runtime := next((each for each in wanted if each in installed_runtimes()), None)) is not None:
         return runtime
     raise MissingDependencyError(
-        f"{deployment.name}: expected {' or '.join(wanted)} to be installed here, found none",
+        f"{deployment.name} needs {' or '.join(wanted)}, which is not installed here",
         hint=f"install one, or use its container: {steps}",
     )
 

@@ -135,13 +135,13 @@ def slow_parts(dtype: torch.dtype) -> list[str]:
     features = _C.cpu_features()
     reasons = []
     if features[0] == "scalar":
-        reasons.append("expected a CPU with AVX-512 or AVX2, found neither: its layers are computed without vectors")
+        reasons.append("this CPU has neither AVX-512 nor AVX2: layers are computed without vectors")
     elif dtype == torch.bfloat16 and not (features[0] == "avx512" and torch.cpu._is_avx512_bf16_supported()):
         reasons.append(
-            f"bfloat16: expected a CPU with AVX512-BF16, found {features[0]}: weights are widened to FP32 as they are"
-            " read, and torch's own layers may be slow; --dtype float32 may be faster"
+            f"this CPU lacks AVX512-BF16 (it has {features[0]}): BF16 weights are widened to FP32 when they are read,"
+            " and torch's own layers may be slow; --dtype float32 may be faster"
         )
     threads, start = openmp_team()
     if threads > 1 and not start:
-        reasons.append(f"expected a torch that computes with OpenMP, found another: one of {threads} threads is used")
+        reasons.append(f"this torch does not use OpenMP: only one of {threads} threads is used")
     return reasons

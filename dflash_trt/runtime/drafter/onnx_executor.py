@@ -63,7 +63,7 @@ class OnnxExecutor:
     def bind_pool(self, layers: Sequence[Tensor], max_pages: int) -> None:
         """Raises EngineError: standard operators follow no pointers."""
         raise EngineError(
-            "ONNX Runtime: expected a context cache of its own, found a pool of pages",
+            "the ONNX Runtime executor cannot use a pool of pages",
             hint="build plans: dflash-trt build --plans-for DIR",
         )
 

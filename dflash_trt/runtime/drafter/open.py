@@ -44,7 +44,7 @@ def choose_executor(
     """
     if manifest.shard is not None:
         raise EngineError(
-            f"{engine}: expected a whole drafter, found {manifest.shard}, which computes with the others only",
+            f"{engine} is only {manifest.shard} of a drafter",
             hint=f"give the engine directory above it: {quoted(engine.absolute().parent)}",
         )
     is_cpu = device == "cpu"
@@ -67,9 +67,7 @@ def choose_executor(
     if is_cpu:
         raise _another_device("tensorrt", "cuda", device)
     if expose:
-        raise EngineError(
-            f"executor tensorrt: expected hidden states only, found {expose[0]}, which plans do not return"
-        )
+        raise EngineError(f"TensorRT plans do not return {expose[0]}")
     return TensorRTExecutor(engine, manifest, CudaLauncher(torch.device(device)))
 
 

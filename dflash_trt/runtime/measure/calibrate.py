@@ -215,7 +215,7 @@ def _finite(outputs: Values) -> Values:
     """The outputs; raises CheckpointError for values that are not finite."""
     for name, values in outputs.items():
         if not values.isfinite().all():
-            raise CheckpointError(f"replay: {name}: expected finite values, found NaN or infinity")
+            raise CheckpointError(f"replay: {name} contains NaN or infinity")
     return outputs
 
 

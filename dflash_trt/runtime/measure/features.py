@@ -168,7 +168,7 @@ class FeatureFile:
     def _tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._handle.get_tensor(name)  # type: ignore[no-untyped-call]
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{self.file}: {name}: expected finite values, found NaN or infinity")
+            raise CheckpointError(f"{self.file}: {name} contains NaN or infinity")
         return tensor
 
     def _check(self, i: int, sequence: FeatureSequence) -> None:

@@ -38,7 +38,7 @@ def find_useless(engine: EngineFigures) -> VerificationError | None:
     if engine.steps < MIN_STEPS or engine.tau >= NEAR_ZERO_TAU:
         return None
     return VerificationError(
-        f"tau: expected at least {NEAR_ZERO_TAU}, found {engine.tau:.2f}: nearly every draft is rejected",
+        f"acceptance length {engine.tau:.2f} is below {NEAR_ZERO_TAU}: nearly every draft token is rejected",
         hint="wrong tensors or another target's draft: dflash-trt inspect ENGINE; build it from the published one",
     )
 
@@ -60,6 +60,6 @@ def _describe_differences(prompts: list[PromptResult]) -> str:
     name, first = differing[0]
     expected, actual = ("the end" if token is None else token for token in (first.expected, first.found))
     return (
-        f"expected the tokens of plain greedy decoding, found others in {len(differing)} of {len(prompts)} prompts;"
+        f"{len(differing)} of {len(prompts)} prompts differ from greedy decoding without speculation;"
         f" the first is {name!r}, output token {first.position}: expected {expected}, found {actual}"
     )

@@ -29,7 +29,7 @@ class ApiKeys:
             raise ConfigError(f"{file}, line {wrong}: expected ASCII, the only characters that a header can send")
         if not keys:
             raise ConfigError(
-                f"{file}: expected an API key, found none",
+                f"{file} contains no API key",
                 hint="write one key per line; lines that begin with # are comments",
             )
         return cls(keys)

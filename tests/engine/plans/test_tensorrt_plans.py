@@ -271,7 +271,7 @@ def test_another_machine_builds_all_again(engine: Path, tensorrt: Checked, monke
         ("IPluginRegistry.get_creator", None, EngineError,
          "expected the plugin dflash_trt::DFlashKVInjectionAttention version 4"),
         ("IBuilderConfig.set_timing_cache", False, BuildError,
-         "timing.cache: expected a timing cache of this GPU and TensorRT"),
+         "timing.cache is a timing cache of another GPU or TensorRT"),
     ],
 )  # fmt: skip
 def test_what_tensorrt_refuses(

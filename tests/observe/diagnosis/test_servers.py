@@ -374,5 +374,5 @@ def test_metrics_that_are_no_page_are_a_finding(page: bytes, capsys: pytest.Capt
         run_here("doctor", url, "--no-load")
     output = capsys.readouterr().out
     assert "NOT MEASURED: metrics cannot be read\n  its metrics cannot be read: " in output
-    assert "expected Prometheus's text format" in output
+    assert "the metrics are not in Prometheus's text format" in output
     assert "nothing wrong in 0 of 6 checks" in output

@@ -108,7 +108,7 @@ def test_the_best_batch_keeps_the_speed_and_the_next_does_not() -> None:
 def test_speeds_too_low_and_too_high() -> None:
     tuning = tune({"bf16": system_of(DENSE, gpu_memory_bytes=60 * 10**9)}, Traffic(), from_tau(6.5, 15), 20)
     assert tuning.best.limit.startswith("memory: caches of requests")
-    with pytest.raises(ConfigError, match=r"expected a setting with 5000 tokens/s for each user, found at most \d+"):
+    with pytest.raises(ConfigError, match=r"no setting reaches 5000 tokens/s per user; a single user gets at most \d+"):
         tune({"bf16": system_of(MOE)}, Traffic(), TAU, 5000)
 
 
@@ -210,7 +210,7 @@ def test_gpus_without_a_rate_and_too_few_gpus() -> None:
     assert tuning.replicas * tuning.best.tensor_parallel == 1
     needed = tuned_fleet(Fleet(request_rate=500, output_tokens=512))
     num_gpus = needed.replicas * needed.best.tensor_parallel
-    with pytest.raises(ConfigError, match=f"expected at least {num_gpus} GPUs for 500 requests/s, found --gpus 8"):
+    with pytest.raises(ConfigError, match=f"500 requests/s needs at least {num_gpus} GPUs; --gpus is 8"):
         tuned_fleet(Fleet(num_gpus=8, request_rate=500, output_tokens=512))
 
 

@@ -119,7 +119,7 @@ def test_verdicts() -> None:
 
 @pytest.mark.usefixtures("bare_path")
 def test_nothing_is_installed() -> None:
-    with pytest.raises(MissingDependencyError, match="expected vllm to be installed here, found none") as error:
+    with pytest.raises(MissingDependencyError, match="needs vllm, which is not installed here") as error:
         run_here("try", str(deployment_file()), "--runtime", "vllm")
     assert error.value.hint == (
         "install one, or use its container: dflash-trt serve-config pair.yaml --runtime vllm -o FILE"

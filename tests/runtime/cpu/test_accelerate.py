@@ -76,9 +76,9 @@ def test_the_best_cpu_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("features", "dtype", "openmp", "message"),
     [
-        (["scalar"], torch.float32, 1, "expected a CPU with AVX-512 or AVX2, found neither"),
-        (["avx2", "scalar"], torch.bfloat16, 1, "expected a CPU with AVX512-BF16, found avx2"),
-        (["avx512", "avx2", "scalar"], torch.bfloat16, 1, "expected a CPU with AVX512-BF16, found avx512"),
+        (["scalar"], torch.float32, 1, "this CPU has neither AVX-512 nor AVX2"),
+        (["avx2", "scalar"], torch.bfloat16, 1, "this CPU lacks AVX512-BF16 (it has avx2)"),
+        (["avx512", "avx2", "scalar"], torch.bfloat16, 1, "this CPU lacks AVX512-BF16 (it has avx512)"),
         (["avx2", "scalar"], torch.float32, 0, "one of 2 threads is used"),
     ],
 )

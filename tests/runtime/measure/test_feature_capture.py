@@ -224,7 +224,7 @@ def test_an_answer_ends_with_its_stop_token() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"token_ids": [7, 1]}', "line 1: prompt: expected text, found the draft's mask token 1"),
+        ('{"token_ids": [7, 1]}', "the prompt contains the draft's mask token 1"),
         ('{"id": "x", "token_ids": [7, 9999]}', "x: prompt: expected token ids from 0 to 1023, found 9999"),
         ('{"id": "x", "token_ids": []}', "x: prompt: expected at least one token"),
         ("{}", ":1: expected either prompt or token_ids, found neither"),
@@ -355,7 +355,7 @@ def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (put("prompt_length.2", lambda x: x + 1), "prompt_length.2: expected"),
         (put("tokens.1", lambda x: x + 1024), "tokens.1: expected token ids from 0 to 1023, found"),
         (put("tokens.1", lambda x: x - 1024), "tokens.1: expected token ids from 0 to 1023, found -"),
-        (put("taps.2", lambda x: x * float("inf")), "taps.2: expected finite values, found NaN or infinity"),
+        (put("taps.2", lambda x: x * float("inf")), "taps.2 contains NaN or infinity"),
     ],
 )  # fmt: skip
 def test_refused_files(
@@ -372,7 +372,7 @@ def test_files_that_are_no_features(features: dict[str, Path], tmp_path: Path) -
             file.write_bytes(content)
         return refusal(lambda: read_all(file))
 
-    assert "found: No such file or directory" in refused(None)
+    assert ": No such file or directory" in refused(None)
     assert "expected a safetensors file" in refused(b"")
     assert "expected a safetensors file" in refused(b"{} no tensors\n")
     assert "the file is truncated" in refused(features["tiny-qwen3"].read_bytes()[:-1000])

@@ -139,7 +139,7 @@ def test_an_engine_beside_itself(report: VerificationReport) -> None:
     useful = msgspec.structs.replace(report, engine=msgspec.structs.replace(report.engine, tau=1.25))
     assert find_failure(useful, 0.0) is None
     # The pair was never trained: lossless, and of no use.
-    assert "nearly every draft is rejected" in str(find_failure(report, 0.0))
+    assert "nearly every draft token is rejected" in str(find_failure(report, 0.0))
     few = msgspec.structs.replace(report, engine=msgspec.structs.replace(report.engine, steps=19))
     assert find_failure(few, 0.0) is None
     unknown = msgspec.structs.replace(report, engine=msgspec.structs.replace(report.engine, tau=None))
@@ -220,12 +220,12 @@ def test_the_first_differing_prompt_is_named(report: VerificationReport) -> None
     engine = msgspec.structs.replace(report.engine, prompts=prompts, identical=False)
     failure = find_failure(msgspec.structs.replace(report, engine=engine), None)
     assert failure.message == (
-        "engine: expected the tokens of plain greedy decoding, found others in 2 of 3 prompts; the first is"
+        "engine: 2 of 3 prompts differ from greedy decoding without speculation; the first is"
         " 'here', output token 7: expected 3, found 2"
     )
     # Decoding with the reference must be lossless too, or its tau is that of another text.
     failure = find_failure(msgspec.structs.replace(report, reference=engine), None)
-    assert failure.message.startswith("reference: expected the tokens")
+    assert failure.message.startswith("reference: 2 of 3 prompts differ")
 
 
 def test_a_reference_of_another_draft_or_a_quantised_one_is_refused(pair: Pair) -> None:

@@ -223,7 +223,7 @@ def test_a_request_that_meets_the_end_of_the_drain_is_told(
     """It was admitted before, and reaches the decoder when that has been closed."""
 
     async def closed(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
-        raise EngineError("expected an open LLM, found a closed one")
+        raise EngineError("this LLM is closed")
         yield
 
     monkeypatch.setattr(type(live.llm.backend), "is_alive", property(lambda _: False))

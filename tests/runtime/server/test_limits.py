@@ -248,7 +248,7 @@ def test_keys(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_file_without_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
-    for content, found in ((b"# none\n", "expected an API key, found none"), (b"\xff", "not UTF-8")):
+    for content, found in ((b"# none\n", "contains no API key"), (b"\xff", "not UTF-8")):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=found):
             ApiKeys.read(file)

@@ -128,6 +128,6 @@ def _file(repository: str, file: str) -> Path:
         return Path(hf_hub_download(repository, file, repo_type="dataset"))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ConfigError(
-            f"{repository}: expected {file} in the hub's cache or on the hub, found: {str(error).splitlines()[0]}",
+            f"cannot download {file} from {repository}: {str(error).splitlines()[0]}",
             hint=f"where there is a network: hf download {repository} {file} --repo-type dataset",
         ) from None

@@ -30,7 +30,7 @@ def read_parquet(
                 raise ConfigError(f"{file}: expected at most {MAX_ROWS} rows, found {table.metadata.num_rows}")
             rows = table.read(columns=list(columns)).to_pylist()
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: expected a Parquet file, found: {error}", hint=hint) from None
+            raise ConfigError(f"{file} is not a Parquet file: {error}", hint=hint) from None
     for number, row in enumerate(rows, start=1):
         where = f"{file}: row {number}"
         try:

@@ -101,13 +101,13 @@ def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation,
                 hint="leave out the model's answers: the run asks for them again",
             )
         if not all(turn.content for turn in prompt.turns):
-            raise ConfigError(f"{where}: {prompt.id}: expected a text in each turn, found an empty one")
+            raise ConfigError(f"{where}: prompt {prompt.id} has an empty turn")
         if prompt.id in ids:
-            raise ConfigError(f"{where}: expected each id once, found {prompt.id} twice")
+            raise ConfigError(f"{where}: the id {prompt.id} occurs twice")
         ids.add(prompt.id)
     with_category = sum(prompt.category is not None for prompt in checked)
     if with_category not in (0, len(checked)):
         raise ConfigError(
-            f"{where}: expected a category for all prompts or for none, found {with_category} of {len(checked)}"
+            f"{where}: {with_category} of {len(checked)} prompts have a category; give all prompts one, or none"
         )
     return checked

@@ -65,7 +65,7 @@ def load_state(file: Path, identity: str, shapes: dict[str, tuple[int, ...]]) ->
     )
     if progress.identity != identity:
         raise CheckpointError(
-            f"{file}: expected the state of this recovery, found one of another draft, recipe, features or options",
+            f"{file} is the state of another recovery: draft, recipe, features or options differ",
             hint=f"give the same arguments again, or {hint}",
         )
     expected: Expected = {f"{part}/{module}": (("F32",), shape) for part in PARTS for module, shape in shapes.items()}

@@ -169,7 +169,7 @@ def test_its_last_words_are_ours(tmp_path: Path) -> None:
         run_load(says, LOAD, tmp_path / "out", lambda _: None)
     assert str(error.value.hint) == f"{tmp_path / 'out' / 'aiperf.log'} says more"
     run_load(program(tmp_path, "exit 0"), LOAD, tmp_path / "out", lambda _: None)
-    with pytest.raises(EndpointError, match=r"profile_export_aiperf.json: expected a readable file"):
+    with pytest.raises(EndpointError, match=r"cannot read .*profile_export_aiperf.json"):
         point(tmp_path / "out")
 
 

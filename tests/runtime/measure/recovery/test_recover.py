@@ -201,7 +201,7 @@ def test_the_state_of_something_else_is_refused(tmp_path: Path, features: dict[s
     output = tmp_path / "q"
     with pytest.raises(KeyboardInterrupt):
         recover(features["tiny-gpt-oss"], output, save_every=1, on_step=interrupt_at(1))
-    with pytest.raises(CheckpointError, match="expected the state of this recovery, found one of another draft"):
+    with pytest.raises(CheckpointError, match="is the state of another recovery"):
         recover(features["tiny-gpt-oss"], output, rate=2e-3)
     content = bytearray(state_file(output).read_bytes())
     state_file(output).write_bytes(content[: len(content) // 2])
@@ -212,7 +212,7 @@ def test_the_state_of_something_else_is_refused(tmp_path: Path, features: dict[s
 
 def test_a_full_disk(tmp_path: Path) -> None:
     tensors = {"master/fc": torch.zeros(40, 40)}
-    with full_disk(), pytest.raises(BuildError, match="expected to write it, found: File too large") as refused:
+    with full_disk(), pytest.raises(BuildError, match=r"cannot write .*: File too large") as refused:
         save_state(tmp_path / "state", Progress(identity="a"), tensors)
     assert refused.value.hint == "free disk space or choose another -o DIR"
     assert list(tmp_path.iterdir()) == []
@@ -226,7 +226,7 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, features: dict[str,
 
 def test_command(tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """One step at the full learning rate makes it worse, which is no success; what was written stays."""
-    with pytest.raises(VerificationError, match=r"expected a lower loss on held-out sequences than 0\.583") as error:
+    with pytest.raises(VerificationError, match=r"the loss on held-out sequences went from 0\.583") as error:
         run_here(
             "recover", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", "--features", features["tiny-gpt-oss"],
             "--steps", 1, "--distillation", 0.5, "--plot", tmp_path / "loss.png",

@@ -204,5 +204,5 @@ def test_a_journal_survives_a_cut_and_refuses_another_search(tmp_path: Path) -> 
     assert measured == ["a", "b", "b"]
     with pytest.raises(BuildError, match="expected another search, found others"):
         Journal(file, "another search", Measurement, of="another search")
-    with full_disk(), pytest.raises(BuildError, match=f"{file}: expected to write it, found: File too large"):
+    with full_disk(), pytest.raises(BuildError, match=f"cannot write {file}: File too large"):
         again.record(Measurement(key="c" * 1000, error=1.0))
