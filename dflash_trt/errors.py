@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors in words for the person who can fix them.
 
-Every error says what was expected, what was found and where; the hint is the next command to run.
+Every error is a plain sentence that names the thing and what is wrong with it; the hint is the next command to run.
 """
 
 from __future__ import annotations
