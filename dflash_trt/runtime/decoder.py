@@ -97,7 +97,7 @@ class Decoder:
                 if (other := to_preempt(running, request.client)) is not None:
                     self._preempt(other)
                 return other is not None
-            if not self.slots.is_computing(request.cacheable_ids):  # whose prefix can be shared in a moment
+            if not self.slots.is_computing(request.cacheable_ids):  # otherwise its prefix can soon be shared
                 self._start(request)
                 return True
         return False
@@ -159,7 +159,7 @@ class Decoder:
         return proposals.first(self._draft_length.cut_length(proposals.survival))
 
     def _prompt_chunks(self, running: Mapping[int, Request]) -> list[StepInput]:
-        """The next tokens of unfinished prompts: as many for each client, and its oldest request first."""
+        """The next tokens of unfinished prompts: an equal share for each client, its oldest request first."""
         reading = [(slot, request) for slot, request in running.items() if not request.is_prefilled]
         sizes = split_room(self._prefill_chunk, [(request.client, request.num_unread) for _, request in reading])
         return [StepInput.chunk(*each, size) for each, size in zip(reading, sizes, strict=True) if size]

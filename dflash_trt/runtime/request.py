@@ -34,7 +34,7 @@ class Request:
     on_progress: Callable[[Request], None] | None = None
     """Called after each step that emitted tokens, and at the end, on the thread that steps."""
     client: str = ""
-    """Who sent it; clients take turns (`policy.client_queue`)."""
+    """Sender; clients take turns (`policy.client_queue`)."""
 
     context_ids: Sequence[int] = ()
     """Tokens to read before the next one is decoded: the prompt, after `restart` with the answer so far."""

@@ -314,7 +314,7 @@ def test_requests_that_leave_for_other_clients_emit_what_they_would_have(
 
 
 def test_a_client_waits_for_no_others_queue(workload: Workload) -> None:
-    """Its request is admitted before the next step; the other client's prompts do not fill the step either."""
+    """A new client's request is admitted before the next step, which others' prompts do not fill."""
     decoder = workload.decoder(3, num_slots=4, prefill_chunk=8)
     many = [workload.request(Job(prompt_ids=[1] * 40, max_tokens=8, expected=[])) for _ in range(12)]
     for request in many:

@@ -13,7 +13,7 @@ class OfClient(Protocol):
     """A request, as far as this policy reads it."""
 
     client: str
-    """Who sent it: an API key's digest, an address, or "" where nobody else sends any."""
+    """Sender: the digest of an API key, an address, or "" where there is only one."""
 
 
 R = TypeVar("R", bound=OfClient)
@@ -64,7 +64,7 @@ class ClientQueue(Generic[R]):
 
 
 def to_preempt(running: Sequence[R], client: str) -> R | None:
-    """The request that leaves its slot to one of `client`: the latest of whoever has most; None if that is unfair.
+    """The request that leaves its slot to one of `client`: the latest of the client with most; None if that is unfair.
 
     It is fair if the other client still has no fewer than this one afterwards, so no two requests displace each other
     in turn. `running` is in the order of admission.

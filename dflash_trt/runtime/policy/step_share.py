@@ -11,7 +11,7 @@ from dflash_trt.runtime.policy.step_record import StepRecord
 SLOWDOWN = 2.0
 """Factor by which others may lengthen the steps of the clients with the fewest requests."""
 WEIGHT = 0.3
-"""Of the latest step, in the averages of step times."""
+"""Weight of the latest step in the averages of step times."""
 PROBE_STEPS = 16
 """Steps of all requests after which one without the others is measured again."""
 

@@ -38,7 +38,7 @@ class ServedBackend(Backend, Protocol):
     def stream(
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
     ) -> AsyncGenerator[Chunk, None]:
-        """As every backend; requests of different clients take turns."""
+        """The answer step by step; clients take turns."""
 
     def metrics(self) -> DecoderMetrics:
         """Current load, and totals since the start."""

@@ -40,7 +40,7 @@ def test_clients_with_as_many_requests_share_every_step() -> None:
 
 
 def test_the_bound_is_that_of_those_who_run_now() -> None:
-    """Credit that others left behind is not theirs, nor is their time."""
+    """Time saved for another client is not carried over."""
     policy = StepShare()
     simulate(policy, MANY * 15 + FEW, {1: 0.030, 16: 0.030}, 100)
     joint, mean = simulate(policy, MANY * 15 + "c", {1: 0.005, 16: 0.030}, 300)
