@@ -142,7 +142,7 @@ def test_trtllm_with_its_file_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("caching", ["--enable-prefix-caching ", "--no-enable-prefix-caching ", ""])
 def test_a_command_that_drafts_already_gets_what_its_drafts_need(caching: str, tmp_path: Path) -> None:
-    """What it would lack without drafts, too (parsers), is left, and said to be."""
+    """Findings that do not depend on drafts (parsers) are left, and stderr mentions them."""
     spec = f'{{"method": "dflash", "model": "{QWEN}", "num_speculative_tokens": 15}}'
     (tmp_path / "run.sh").write_text(f"vllm serve Qwen/Qwen3-8B {caching}--speculative-config '{spec}'\n")
     result = run("serve-config", "--from", tmp_path / "run.sh", "--draft", QWEN)
