@@ -203,7 +203,7 @@ def _array(words: list[Word]) -> tuple[list[str], list[Word]]:
 def _assigned(words: Sequence[str]) -> dict[str, str]:
     """Variables that the words before a program set: of env, or of a container's --env."""
     matches = (ASSIGNMENT.fullmatch(word.removeprefix("--env=")) for word in words)
-    return {match[1]: match[2] for match in matches if match is not None}
+    return {match[1]: match[3] for match in matches if match is not None}
 
 
 def _target(words: Sequence[str]) -> str:
