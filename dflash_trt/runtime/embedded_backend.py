@@ -72,6 +72,13 @@ class EmbeddedBackend:
         self.submit(request)
         return partial(self.cancel, request), _until_whole(chunks)
 
+    def follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Chunk]:
+        """Answer step by step, from the first `next` on; closing the iterator cancels it.
+
+        Raises RequestError for an invalid request at once.
+        """
+        return _follow(PendingRequest(self, prompt, params, incremental=True))
+
     def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingRequest]:
         """Requests, not yet submitted, whose caller waits for the whole answers."""
         return [PendingRequest(self, *each) for each in zip(prompts, params, strict=True)]
@@ -202,3 +209,11 @@ async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerat
         yield chunk
         if chunk.completion is not None:
             return
+
+
+def _follow(pending: PendingRequest) -> Iterator[Chunk]:
+    pending.submit()
+    try:
+        yield from pending.chunks()
+    finally:
+        pending.cancel()
