@@ -15,6 +15,7 @@ from dflash_trt.checkpoint.dialects.refused import inner_drafter
 from dflash_trt.checkpoint.dialects.speculators import disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.exclude_list import exclude_list_problem
 from dflash_trt.checkpoint.hub import fetch_weights
 from dflash_trt.checkpoint.pair import check_pair, read_partner
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
@@ -61,6 +62,10 @@ def inspect(path: str, target: str | None, as_json: bool) -> None:
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
     if elsewhere := document.get("elsewhere"):
         click.echo(f"warning: {path}: {elsewhere}", err=True)
+    if problem := document.get("exclude_list"):
+        click.echo(
+            f"warning: {path}: {problem}; `dflash-trt convert --to zlab` writes the list from the tensors", err=True
+        )
     if usual_target := document.get("trained_for"):
         click.echo(f"warning: {path} was trained for {usual_target}, not for {target}", err=True)
     if as_json:
@@ -114,6 +119,8 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
                 document["stored_as"] = checkpoint.stored_as
             if (elsewhere := disagreement(config, draft)) is not None:
                 document["elsewhere"] = elsewhere
+            if (problem := exclude_list_problem(checkpoint)) is not None:
+                document["exclude_list"] = problem
         fp8 = quantization.fp8_kv_cache
         document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)
         if isinstance(facts, Manifest):

@@ -13,7 +13,14 @@ from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, method
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
-from dflash_trt.deploy.rules.target_rules import context_length, draft_layout, other_models, pair, remote_code
+from dflash_trt.deploy.rules.target_rules import (
+    context_length,
+    draft_layout,
+    exclude_list,
+    other_models,
+    pair,
+    remote_code,
+)
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
 
@@ -28,8 +35,18 @@ def check(config: CheckedConfig) -> list[Finding]:
     findings += check_schema(config.schema, document)
     rules = RULES[config.schema.runtime]
     dflash_rules = rules.DFLASH_RULES if method(config) == "dflash" else ()
-    common = (release, unchecked_method, packed_weights, remote_code, other_models, pair, draft_layout, context_length)
-    for rule in (*common, *rules.RULES, *dflash_rules, choices, parsers):
+    models = (other_models, pair, draft_layout, exclude_list, context_length)
+    for rule in (
+        release,
+        unchecked_method,
+        packed_weights,
+        remote_code,
+        *models,
+        *rules.RULES,
+        *dflash_rules,
+        choices,
+        parsers,
+    ):
         findings += rule(config)
     return findings
 

@@ -52,7 +52,7 @@ def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[st
     assert "DFLASH" in str(new.get("speculative_algorithm") or new["speculative_config"]).upper()
     assert new.get({"sglang": "enable_metrics", "trtllm": "return_perf_metrics"}.get(runtime, ""), True) is True
     differing = {key for key in old.keys() | new.keys() if new.get(key) != old.get(key)}
-    assert differing == {key.partition(".")[0] for key in changed}
+    assert differing == {key.partition(".")[0] for key in changed if not key.isupper()}
     lost = Counter(shlex.split(text)) - Counter(shlex.split(done.text))
     flags = {word[2:].partition(".")[0].replace("-", "_") for word in lost if word.startswith("--")}
     assert {flag for flag in flags if not SPECULATION.fullmatch(flag)} <= changed
@@ -138,6 +138,19 @@ def test_trtllm_with_its_file_beside_it(tmp_path: Path) -> None:
         text, tmp_path / "c.yaml", draft="z-lab/gpt-oss-120b-DFlash", runtime="trtllm", gpus=parse_gpus("b300x8", "")
     )
     assert yaml.safe_load(on_gpus.text)["speculative_config"]["attention_backend"] == "TRTLLM"
+
+
+@pytest.mark.parametrize("caching", ["--enable-prefix-caching ", "--no-enable-prefix-caching ", ""])
+def test_a_command_that_drafts_already_gets_what_its_drafts_need(caching: str, tmp_path: Path) -> None:
+    """Findings that do not depend on drafts (parsers) are left, and stderr mentions them."""
+    spec = f'{{"method": "dflash", "model": "{QWEN}", "num_speculative_tokens": 15}}'
+    (tmp_path / "run.sh").write_text(f"vllm serve Qwen/Qwen3-8B {caching}--speculative-config '{spec}'\n")
+    result = run("serve-config", "--from", tmp_path / "run.sh", "--draft", QWEN)
+    assert result.stdout.count("prefix-caching") == result.stdout.count("--no-enable-prefix-caching") == 1
+    assert "changed: enable_prefix_caching: false" in result.stderr or caching.startswith("--no-")
+    assert "[prefix-reuse]" not in result.stderr
+    assert "[parsers]" in result.stderr
+    assert ("findings above do not depend on the drafts" in result.stderr) == caching.startswith("--no-")
 
 
 YAML = (

@@ -48,7 +48,7 @@ def context_projection(config: CheckedConfig) -> Iterator[Finding]:
         yield warning(
             "quantized-context", f"{SPEC}.model",
             f"unquantised {', '.join(names)}: vLLM projects the context of all layers at once only then", quantized,
-            "compare with --recipe nvfp4-native: this one loads, and each layer projects its own context",
+            "compare with --recipe nvfp4-native; with these each layer projects its own context",
         )  # fmt: skip
 
 
