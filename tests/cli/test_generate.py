@@ -18,7 +18,6 @@ from dflash_trt.api.paired_speed import Pair, Timing, paired_speed
 from dflash_trt.cli import decode
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError, DFlashError, EngineError, RequestError
-from dflash_trt.llm import LLM
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
@@ -157,9 +156,9 @@ def test_what_cannot_be_decoded(
         assert word in message
 
 
-@pytest.mark.parametrize("take", [*(partial(run_here, name) for name in ("serve", "chat", "dynamo")), LLM])
+@pytest.mark.parametrize("take", [partial(run_here, name) for name in ("serve", "chat", "dynamo")])
 def test_a_deployment_is_served_elsewhere(take: Callable[[str], object]) -> None:
-    """`generate` and `verify` run it in TensorRT-LLM; these only take engines."""
+    """`generate`, `verify` and LLM run it in TensorRT-LLM; these only take engines."""
     message = refusal(lambda: take("gpt-oss-120b.b300x8.latency"), EngineError)
     assert "gpt-oss-120b.b300x8.latency is a deployment, not an engine directory" in message
     assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
