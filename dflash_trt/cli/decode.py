@@ -181,7 +181,7 @@ def speed_line(speed: PairedSpeed, acceptance_length: float | None) -> str:
         return speed.sentence
     why = "its drafts cost more than they bring here"
     if acceptance_length is not None and acceptance_length < NEAR_ZERO_TAU:
-        why = "nearly every draft is rejected: dflash-trt verify, and dflash-trt inspect with --target"
+        why = "nearly every draft is rejected; dflash-trt verify measures it and names possible causes"
     return f"{speed.sentence}; {why}"
 
 
