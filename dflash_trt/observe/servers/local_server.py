@@ -60,7 +60,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
     url: str
     process: int
-    """Its supervisor's process id; the server descends from it."""
+    """Process id of its supervisor, from which the server descends."""
 
 
 class LocalServer(msgspec.Struct, frozen=True, kw_only=True):
