@@ -60,7 +60,7 @@ def test_without_tensorrt_the_engine_is_complete_for_onnx(engine: Path) -> None:
     result = run("build", DRAFT, "--target", TARGET, "-o", engine, *TENSORRT, *SMALL)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        f"{DRAFT} fits target {TARGET}\n"
+        f"{DRAFT}: shapes fit target {TARGET}; trained for: not known\n"
         "error: expected the package tensorrt 10.15 or newer, found: No module named 'tensorrt'\n"
         f"{engine} is complete for ONNX Runtime, without new plans\n\n"
         "hint: on the GPU machine: pip install 'dflash-trt[tensorrt]'; then: "

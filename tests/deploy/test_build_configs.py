@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
 from dflash_trt.cli import cli
-from dflash_trt.deploy.catalog import catalog, drafts_for, trained_for
+from dflash_trt.deploy.catalog import catalog, drafts_for
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import Eagle3, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
@@ -101,20 +101,6 @@ def test_every_row_is_dated_and_says_what_it_is() -> None:
         assert draft.facts is not None or "was not read" in (draft.source or "") or draft.read == "2026-11" or (
             "incomplete" in (draft.source or "")
         ), draft.draft  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("openai/gpt-oss-120b", None),
-        ("nvidia/gpt-oss-120b-Eagle3", None),
-        ("Qwen/Qwen3-8B", "openai/gpt-oss-120b"),
-        ("tests", None),
-    ],
-)
-def test_the_target_that_a_draft_was_trained_for(target: str, expected: str | None) -> None:
-    assert trained_for("z-lab/gpt-oss-120b-DFlash", target) == expected
-    assert trained_for("tests", target) is None
 
 
 GOOD = "description: mine\ntarget: T\ndraft: D\ngpus: b300x8\npurpose: latency\n"
