@@ -17,13 +17,13 @@ import msgspec
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.command_edits import edited
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
-from dflash_trt.deploy.file_configs import file_configs, text_servers
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
 from dflash_trt.deploy.runtime_arguments import merged, nested
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, runtime_keys
-from dflash_trt.deploy.script import Server
+from dflash_trt.deploy.script import Server, text_servers
 from dflash_trt.deploy.shell_words import Word
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft, place
