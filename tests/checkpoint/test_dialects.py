@@ -240,6 +240,7 @@ def test_jetspec_is_causal(tmp_path: Path) -> None:
 DESCENDANTS: list[tuple[str, dict[str, object]]] = [
     ("XPress", {"architectures": ["DFlashQwen3XPressModel"]}),
     ("XPress", {"xpress_topc": 512}),
+    ("FlashMap", {"architectures": ["FlashMapDraftModel"]}),
     ("DFlare", {"architectures": ["DFlareDraftModel"]}),
     ("DSpark", {"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}),
     ("DSpark", {"architectures": ["Qwen3DSparkModel"]}),
