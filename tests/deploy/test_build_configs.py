@@ -68,12 +68,15 @@ def test_drafts_of_all_targets_and_of_one() -> None:
     document = json.loads(run("drafts", "qwen/qwen3-8b", "--json").stdout)
     kinds = {each["draft"]: each["kind"] for each in document["drafts"]}
     assert kinds.keys() == {
-        "z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7", "deepseek-ai/dflash_qwen3_8b_block7"
+        "z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7", "deepseek-ai/dflash_qwen3_8b_block7",
+        "Dogacel/Qwen3-8B-DSpark", "JetSpec/jetspec-qwen3-8b", "RedHatAI/Qwen3-8B-speculator.dflash",
     }  # fmt: skip
+    assert document["kinds"]["gains"]["LiLiCorr"]["speedup"] > document["kinds"]["gains"]["DFlash"]["speedup"]
     assert kinds["deepseek-ai/dflash_qwen3_8b_block7"] == "anchor-first DFlash"
     shown = run("drafts", "Qwen/Qwen3-8B")
     assert "2.10/1.13/0.71" in shown.stdout
     assert "without thinking" in shown.stdout
+    assert "LiLiCorr: 5.22 x, acceptance length 7.56" in shown.stderr
     assert "next: dflash-trt inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B" in shown.stderr
 
 

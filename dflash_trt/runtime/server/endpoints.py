@@ -37,6 +37,8 @@ from dflash_trt.runtime.server.tracing import Tracing
 
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
+STALLED_SECONDS = 60.0
+"""Time of a step after which /health reports it; vLLM's VLLM_ENGINE_ITERATION_TIMEOUT_S has the same default."""
 
 
 class Endpoints:
@@ -86,9 +88,11 @@ class Endpoints:
         return StructResponse(ModelList(data=[model]))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200, or 503 when the decoder thread has ended or request after request fails."""
+        """GET /health: 200, or 503 when the decoder has ended, a step does not end or request after request fails."""
         if not self._backend.is_alive:
             return Response("decoder thread has ended", 503)
+        if (seconds := self._backend.step_seconds) > STALLED_SECONDS:
+            return Response(f"stalled: the current step has taken {seconds:.0f} s", 503)
         if (number := self._metrics.consecutive_failures) >= DEGRADED_FAILURES:
             return Response(f"degraded: the last {number} sequences failed: {self._metrics.last_failure}", 503)
         return Response(status_code=200)
@@ -105,18 +109,19 @@ class Endpoints:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
         client = _client(request)
         async with self.bodies.read(request, client) as encoded:
-            return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
+            return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded, client)))
 
-    async def _tokenize(self, encoded: bytes) -> Tokens:
+    async def _tokenize(self, encoded: bytes, client: str) -> Tokens:
         body = decode_fields(decode_object(encoded), TokenizeBody, {})
         is_text = body.messages is None  # to which a chat template adds them
         if body.add_special_tokens not in (None, is_text):
             expected = "true, as in a completion" if is_text else "false, as in a chat"
             raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
         if body.messages is not None:
-            ids = await self._tokenizers.encode_chat(read_messages(body.messages), num_bytes=len(encoded))
+            messages = read_messages(body.messages)
+            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded), client=client)
         elif body.prompt is not None:
-            ids = await self._tokenizers.encode(body.prompt)
+            ids = await self._tokenizers.encode(body.prompt, client=client)
         else:
             raise HttpError(400, "prompt: expected a text, or messages, found neither")
         return Tokens(len(ids), self._backend.max_length, ids)
@@ -142,7 +147,9 @@ class Endpoints:
                 body = decode_object(encoded)
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.body.n * max(1, len(request.prompts)), client))
-                prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request, len(encoded)))
+                prompt_ids = await cancel_on_disconnect(
+                    http_request.receive, self._prompt_ids(request, len(encoded), client)
+                )
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
@@ -165,13 +172,13 @@ class Endpoints:
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()), headers)
 
-    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int) -> list[list[int]]:
+    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int, client: str) -> list[list[int]]:
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
             messages, kwargs = request.messages, request.template_kwargs
-            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes)]
+            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
         return [
-            await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            await self._tokenizers.encode(prompt, client=client) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompts
         ]
 
