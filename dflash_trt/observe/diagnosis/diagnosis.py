@@ -51,7 +51,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     groups: list[ProbeGroup]
     engines: list[EngineAcceptance] = []
-    """Of a server that tells its engines apart; other clients' requests are in them, too."""
+    """Empty for a server that does not tell its engines apart; includes other clients' requests."""
     speeds: list[Speed]
     findings: list[EndpointFinding]
     """Faults."""

@@ -32,7 +32,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """The figures from which acceptance was read, or why there are none."""
 
     engines: list[EngineAcceptance] = []
-    """Of a server that tells its engines apart, over all probes."""
+    """Over all probes; empty for a server that does not tell its engines apart."""
 
     @property
     def groups(self) -> list[ProbeGroup]:

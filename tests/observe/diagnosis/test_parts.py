@@ -25,7 +25,7 @@ def ask(kind: str, **more: Any) -> Diagnosis:
 
 
 def requests(counts: Sequence[tuple[int, Sequence[int]]]) -> ProbeGroup:
-    """Requests of so many passes, which accepted so many drafts at each position."""
+    """A request for each pair of passes and drafts accepted at position 1, 2, ..."""
     samples = [
         ProbeAnswer(
             prompt=f"p{index}", text="", output_tokens=64, seconds=1.0,
