@@ -51,6 +51,7 @@ class Endpoints:
         *,
         max_waiting: int,
         max_body_bytes: int,
+        max_answer_bytes: int,
         tracing: Tracing | None = None,
         target: str | None = None,
         draft: str | None = None,
@@ -58,6 +59,7 @@ class Endpoints:
         """`target` and `draft` are the names of the served models, where they are known."""
         check_room(backend)
         self.admission = Admission(backend.max_batch_size + max_waiting)
+        self.answers = Admission(max_answer_bytes, field="max_tokens", unit="MiB of answers", unit_size=2**20)
         self._backend = backend
         self._model = model
         self._target, self._draft = target, draft
@@ -156,6 +158,7 @@ class Endpoints:
             generation = Generation(
                 self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
+            admission.enter_context(self.answers.admit(generation.max_bytes, client))
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             headers = {}
             if request.ignored:
