@@ -13,9 +13,9 @@ import msgspec
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.gguf import describe as describe_gguf
-from dflash_trt.checkpoint.dialects.keys import refuse_unread
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, recognise
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
+from dflash_trt.checkpoint.dialects.restated import check_restated
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.engine_config import as_checkpoint
@@ -91,8 +91,10 @@ def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
 
     Raises CheckpointError also for an unread key that may change what a draft computes.
     """
-    spec = recognise(config).read(config, weights)
-    refuse_unread(config)
+    dialect = recognise(config)
+    spec = dialect.read(config, weights)
+    check_restated(config, spec)
+    dialect.refuse_unread(config)
     return spec
 
 

@@ -72,6 +72,15 @@ class Facts:
         found = self._values.get(key)
         return found == value and isinstance(found, bool) == isinstance(value, bool)
 
+    def equals(self, key: str, value: object) -> bool:
+        """Whether the value at `key` equals `value` in value and type; it counts as read."""
+        self._was_read.add(self.path(key))
+        return self.holds(key, value)
+
+    def path(self, key: str) -> str:
+        """The key with the sections that it lies in."""
+        return f"{self._scope}{key}"
+
     def integer(self, key: str, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
         """The integer at `key`, from `minimum` to `maximum`."""
         expected = f"an integer from {minimum} to {maximum}"
