@@ -27,7 +27,7 @@ from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_body import BodyReader
 from dflash_trt.runtime.server.request_fields import TokenizeBody
-from dflash_trt.runtime.server.requests import GenerationRequest, parse_request
+from dflash_trt.runtime.server.requests import TOKENIZE, GenerationRequest, check_model, parse_request
 from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.responses import StructResponse
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
@@ -82,12 +82,19 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        model = Model(
+        return StructResponse(ModelList(data=[self._describe()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        check_model(request.path_params["model"], self._model)
+        return StructResponse(self._describe())
+
+    def _describe(self) -> Model:
+        return Model(
             id=self._model, created=self._created, root=self._target, draft_model=self._draft,
             max_model_len=self._backend.max_length, num_spec_tokens=self._backend.num_draft_tokens,
             unscaled_length=self._backend.unscaled_length,
         )  # fmt: skip
-        return StructResponse(ModelList(data=[model]))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200, or 503 when the decoder has ended, a step does not end or request after request fails."""
@@ -114,7 +121,8 @@ class Endpoints:
             return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded, client)))
 
     async def _tokenize(self, encoded: bytes, client: str) -> Tokens:
-        body = decode_fields(decode_object(encoded), TokenizeBody, {})
+        body = decode_fields(decode_object(encoded), TokenizeBody, TOKENIZE)
+        check_model(body.model, self._model)
         is_text = body.messages is None  # to which a chat template adds them
         if body.add_special_tokens not in (None, is_text):
             expected = "true, as in a completion" if is_text else "false, as in a chat"
