@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dflash_trt.errors import CheckpointError, cut
+from dflash_trt.files.foreign import NUM_BYTES, foreign_content
 from dflash_trt.files.json_file import MAX_BYTES, json_object
 from dflash_trt.files.read import read_bytes
 
@@ -40,6 +41,8 @@ class Facts:
                 f"{file}: no such file: expected a model configuration", hint="check the path to the checkpoint"
             )
         content = read_bytes(file, CheckpointError, limit=MAX_BYTES)
+        if (found := foreign_content(content[:NUM_BYTES])) is not None:
+            raise CheckpointError(f"{file} is {found[0]}, not {what}", hint=found[1])
         # transformers writes Infinity into some configurations; a number that is read here is finite.
         return cls(json_object(content, file, CheckpointError, what=what, hint=hint, finite=False), file)
 

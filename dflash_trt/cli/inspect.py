@@ -127,6 +127,8 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             document["quantization"] = quantization
             if checkpoint.stored_as is not None:
                 document["stored_as"] = checkpoint.stored_as
+            if checkpoint.prefix:
+                document["tensor_prefix"] = checkpoint.prefix
             if by_default := defaults(config):
                 document["defaults"] = by_default
             if (elsewhere := disagreement(config, draft)) is not None:
