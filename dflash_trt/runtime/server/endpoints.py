@@ -27,7 +27,7 @@ from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_body import BodyReader
 from dflash_trt.runtime.server.request_fields import TokenizeBody
-from dflash_trt.runtime.server.requests import GenerationRequest, parse_request
+from dflash_trt.runtime.server.requests import TOKENIZE, GenerationRequest, check_model, parse_request
 from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.responses import StructResponse
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
@@ -51,6 +51,7 @@ class Endpoints:
         *,
         max_waiting: int,
         max_body_bytes: int,
+        max_answer_bytes: int,
         tracing: Tracing | None = None,
         target: str | None = None,
         draft: str | None = None,
@@ -58,6 +59,7 @@ class Endpoints:
         """`target` and `draft` are the names of the served models, where they are known."""
         check_room(backend)
         self.admission = Admission(backend.max_batch_size + max_waiting)
+        self.answers = Admission(max_answer_bytes, field="max_tokens", unit="MiB of answers", unit_size=2**20)
         self._backend = backend
         self._model = model
         self._target, self._draft = target, draft
@@ -80,12 +82,19 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        model = Model(
+        return StructResponse(ModelList(data=[self._describe()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        check_model(request.path_params["model"], self._model)
+        return StructResponse(self._describe())
+
+    def _describe(self) -> Model:
+        return Model(
             id=self._model, created=self._created, root=self._target, draft_model=self._draft,
             max_model_len=self._backend.max_length, num_spec_tokens=self._backend.num_draft_tokens,
             unscaled_length=self._backend.unscaled_length,
         )  # fmt: skip
-        return StructResponse(ModelList(data=[model]))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200, or 503 when the decoder has ended, a step does not end or request after request fails."""
@@ -112,7 +121,8 @@ class Endpoints:
             return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded, client)))
 
     async def _tokenize(self, encoded: bytes, client: str) -> Tokens:
-        body = decode_fields(decode_object(encoded), TokenizeBody, {})
+        body = decode_fields(decode_object(encoded), TokenizeBody, TOKENIZE)
+        check_model(body.model, self._model)
         is_text = body.messages is None  # to which a chat template adds them
         if body.add_special_tokens not in (None, is_text):
             expected = "true, as in a completion" if is_text else "false, as in a chat"
@@ -156,6 +166,7 @@ class Endpoints:
             generation = Generation(
                 self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
+            admission.enter_context(self.answers.admit(generation.max_bytes, client))
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             headers = {}
             if request.ignored:
