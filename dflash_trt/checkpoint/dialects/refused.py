@@ -95,8 +95,10 @@ def refuse_stranger(config: Facts) -> None:
 def refuse_target(config: Facts) -> None:
     """Raises CheckpointError for a target where a draft is asked for."""
     if (name := next((name for name in architectures(config) if name.endswith(TARGETS)), None)) is not None:
+        inner = inner_drafter(config)
         raise CheckpointError(
-            f"{config.file}: expected a DFlash draft, found a target ({cut(name)})",
+            f"{config.file}: expected a DFlash draft, found a target ({cut(name)})"
+            + (f" with {inner}" if inner else ""),
             hint="give it as --target; drafts that are known for it: dflash-trt drafts TARGET",
         )
 
