@@ -12,15 +12,15 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.api.backend import Chunk, Messages, Prompt
-from dflash_trt.api.chat_template import encode_chat, prompt_token_ids
+from dflash_trt.api.backend import Chunk, Prompt
+from dflash_trt.api.chat_template import prompt_token_ids
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.checkpoint.source import configuration_directory
@@ -109,7 +109,7 @@ class TrtllmBackend:
         finally:
             growth.end()
 
-    def follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Chunk]:
+    def follow(self, prompt: Prompt, params: SamplingParams) -> Generator[Chunk]:
         """The answer as it grows, from the first `next` on; closing the iterator aborts the request."""
         growth = _Growth(self, prompt, params, incremental=True)
         try:
@@ -117,10 +117,6 @@ class TrtllmBackend:
                 yield growth.chunk(state)
         finally:
             growth.end()
-
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """A conversation in the target's chat template."""
-        return encode_chat(self.tokenizer, messages)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

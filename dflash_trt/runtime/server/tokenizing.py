@@ -44,7 +44,7 @@ class TokenizerPool:
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a text as it is; RequestError where it is too long."""
-        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False))
+        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text))
 
     async def encode_chat(
         self,
