@@ -7,7 +7,7 @@ sampling_params.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,11 @@ class Result:
         self._states = states
         self.finished = False
         self.aborted = False
+
+    def __iter__(self) -> Iterator[SimpleNamespace]:
+        for state in self._states:
+            self.finished = state.finished
+            yield state
 
     async def __aiter__(self) -> AsyncIterator[SimpleNamespace]:
         for state in self._states:
@@ -75,10 +80,10 @@ class Package:
             def generate_async(
                 self, inputs: str | dict[str, list[int]], sampling_params: SamplingParams, streaming: bool = False
             ) -> Result:
-                assert isinstance(inputs, dict)
+                ids = inputs["prompt_token_ids"] if isinstance(inputs, dict) else list(inputs.encode())
                 most = sampling_params.fields["max_tokens"]
                 metrics = sampling_params.fields["return_perf_metrics"]
-                ids = answers(self._kind, inputs["prompt_token_ids"])[:most]
+                ids = answers(self._kind, ids)[:most]
                 ends = range(1, len(ids) + 1) if streaming else [len(ids)]
                 return Result([self._output(ids[:end], metrics, end == len(ids)) for end in ends])
 

@@ -85,6 +85,23 @@ def test_spawned_ranks_register_the_drafter(tmp_path: Path, command: str) -> Non
     assert json.loads(result.stdout) == [OURS, OURS, OURS, command, "MODEL", "--config", "FILE"]
 
 
+def test_a_python_file_runs_in_place(tmp_path: Path) -> None:
+    """The ranks that it spawns have our drafter, and none of them runs the file again."""
+    package = write_package(tmp_path)
+    write_server(package)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "beside.py").write_text("from tensorrt_llm.commands import main\n")
+    (tmp_path / "app" / "my app.py").write_text("from beside import main\n\nprint(__name__)\nmain()\n")
+    command = [*ENGINE_MODE[1:], str(tmp_path / "app" / "my app.py"), "--flag"]
+    result = run([*MPIEXEC, "1", sys.executable, *command], tmp_path)
+    assert result.returncode == 0, result.stderr
+    name, output = result.stdout.splitlines()
+    assert name == "__main__"
+    assert json.loads(output) == [OURS, OURS, OURS, str(tmp_path / "app" / "my app.py"), "--flag"]
+    missing = run([sys.executable, *ENGINE_MODE[1:], "no.py"], tmp_path)
+    assert (missing.returncode, missing.stderr.splitlines()[-1]) == (1, "error: no.py: No such file or directory")
+
+
 @pytest.mark.full
 def test_ranks_of_the_launcher_register_the_drafter(tmp_path: Path) -> None:
     """Two MPI ranks under trtllm-llmapi-launch: both have our drafter, and propose the same tokens with it."""
