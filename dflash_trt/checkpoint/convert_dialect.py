@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
-from dflash_trt.checkpoint.dialects import dflash2, modelopt, speculators_layout
+from dflash_trt.checkpoint.dialects import modelopt, speculators_layout, zlab_layout
 from dflash_trt.checkpoint.dialects.dialect import Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -27,7 +27,7 @@ from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import OutputKind, new_directory
 
-LAYOUTS = {layout.name: layout for layout in (dflash2.LAYOUT, speculators_layout.LAYOUT, modelopt.LAYOUT)}
+LAYOUTS = {layout.name: layout for layout in (zlab_layout.LAYOUT, speculators_layout.LAYOUT, modelopt.LAYOUT)}
 CARRIED_KEYS = {
     "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
     "transformers_version", "use_cache",

@@ -164,7 +164,7 @@ def remarks(answer: Completion, plain: Completion) -> Iterator[str]:
     if (ratio := plain.seconds / answer.seconds) < SLOWER:
         why = "its drafts cost more than they bring here"
         if answer.tau is not None and answer.tau < NEAR_ZERO_TAU:
-            why = "nearly every draft is rejected: dflash-trt verify, and dflash-trt inspect with --target"
+            why = "nearly every draft is rejected; dflash-trt verify measures it and names possible causes"
         yield f"slower: {1 / ratio:.1f} times plain decoding's time; {why}"
 
 

@@ -14,7 +14,6 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.number_formats import FP8, NVFP4
-from dflash_trt.checkpoint.source import is_local
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import DraftSizes
@@ -99,17 +98,6 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def catalog() -> Catalog:
     """The package's catalogue."""
     return package_data(DATA / "catalog.json", Catalog)
-
-
-def trained_for(draft: str, target: str) -> str | None:
-    """The known target of a repository `draft`, where `target` is another repository.
-
-    A name that contains the known target's is a copy, as of a quantised target.
-    """
-    usual_target = next((each.target for each in catalog().drafts if each.draft == draft), None)
-    if usual_target is None or is_local(target) or usual_target.rpartition("/")[2].lower() in target.lower():
-        return None
-    return usual_target
 
 
 def drafts_for(target: str) -> tuple[KnownDraft, ...]:

@@ -33,6 +33,8 @@ def check(config: CheckedConfig) -> list[Finding]:
     config = msgspec.structs.replace(config, document=document)
     findings = [*config.reading, *coerced]
     findings += check_schema(config.schema, document)
+    if not config.is_whole:  # a rule would judge settings that the file changes
+        return findings
     rules = RULES[config.schema.runtime]
     dflash_rules = rules.DFLASH_RULES if method(config) == "dflash" else ()
     models = (other_models, pair, draft_layout, exclude_list, context_length)

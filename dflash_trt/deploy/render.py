@@ -18,7 +18,6 @@ from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.server_arguments import server_arguments
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode, trtllm_arguments, trtllm_command
-from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
 
 
@@ -60,12 +59,6 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
 
     Raises ConfigError for a runtime that cannot serve the deployment.
     """
-    if runtime not in deployment.runtimes:
-        raise ConfigError(
-            f"{deployment.name}: runtimes: expected {' or '.join(deployment.runtimes)}, found {runtime}, which cannot"
-            " serve this deployment",
-            hint=f"give --runtime {deployment.runtimes[0]}; the file says why",
-        )
     name = plain(deployment.name, "the deployment's name")
     head = (
         f"# dflash-trt {__version__}: {name} for {deployment.gpus}, {deployment.file.purpose}"

@@ -25,7 +25,7 @@ from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import Method, load_deployment
+from dflash_trt.deploy.deployment_file import Method, check_runtime, load_deployment
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import installed_version
 from dflash_trt.deploy.resolve import resolve
@@ -51,10 +51,13 @@ KV_CACHE = (
 def deployment_tokenizer(config: Path, target: str | None) -> Any:
     """The tokenizer of what a deployment file serves, or of `target`.
 
-    Raises MissingDependencyError without TensorRT-LLM, before anything of the target is asked for.
+    Raises ConfigError for a deployment of other runtimes, MissingDependencyError without TensorRT-LLM, before anything
+    of the target is asked for.
     """
+    file = load_deployment(config)
+    check_runtime(file, config.stem, "trtllm")
     import_tensorrt_llm("a deployment file")
-    return load_tokenizer(configuration_directory(target or load_deployment(config).target))
+    return load_tokenizer(configuration_directory(target or file.target))
 
 
 def open_deployment(config: Path, target: str | None, method: Method) -> TrtllmBackend:

@@ -238,10 +238,6 @@ def test_jetspec_is_causal(tmp_path: Path) -> None:
 
 
 DESCENDANTS: list[tuple[str, dict[str, object]]] = [
-    ("LiLiCorr", {"architectures": ["LiLiCorrDraftModel"]}),
-    ("LiLiCorr", {"dflash_config__lilicorr_enabled": True}),
-    ("LiLiCorr", {"dflash_config__projector_type": "lilicorr"}),
-    ("LiLiCorr", {"architectures": ["DFlash2DraftModel"], "dflash_config__lilicorr_hidden_size": 8}),
     ("XPress", {"architectures": ["DFlashQwen3XPressModel"]}),
     ("XPress", {"xpress_topc": 512}),
     ("DFlare", {"architectures": ["DFlareDraftModel"]}),

@@ -246,8 +246,8 @@ def hinted(runtime: Runtime, changes: dict[str, Any], refused: ConfigError) -> l
         elif part.startswith("write 1"):
             schedule = {at: max(1, length) for at, length in changes["draft_schedule"].items()}
             edited.append((runtime, {**changes, "draft_schedule": schedule}))
-        elif part.startswith("give --runtime "):
-            edited.append((part.split()[-1], changes))  # type: ignore[arg-type]
+        elif found := re.match(r"serve-config --runtime (\w+)", part):
+            edited.append((found[1], changes))  # type: ignore[arg-type]
     return edited
 
 

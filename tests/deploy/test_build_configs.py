@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
 from dflash_trt.cli import cli
-from dflash_trt.deploy.catalog import catalog, drafts_for, trained_for
+from dflash_trt.deploy.catalog import catalog, drafts_for
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import Eagle3, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
@@ -101,20 +101,6 @@ def test_every_row_is_dated_and_says_what_it_is() -> None:
         assert draft.facts is not None or "was not read" in (draft.source or "") or draft.read == "2026-11" or (
             "incomplete" in (draft.source or "")
         ), draft.draft  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("openai/gpt-oss-120b", None),
-        ("nvidia/gpt-oss-120b-Eagle3", None),
-        ("Qwen/Qwen3-8B", "openai/gpt-oss-120b"),
-        ("tests", None),
-    ],
-)
-def test_the_target_that_a_draft_was_trained_for(target: str, expected: str | None) -> None:
-    assert trained_for("z-lab/gpt-oss-120b-DFlash", target) == expected
-    assert trained_for("tests", target) is None
 
 
 GOOD = "description: mine\ntarget: T\ndraft: D\ngpus: b300x8\npurpose: latency\n"
@@ -225,13 +211,41 @@ def test_a_runtime_that_cannot_serve_a_deployment() -> None:
     expected |= {(name, runtime) for name in NAMES if sm[name] >= (12, 0) for runtime in ("trtllm", "sglang")}
     expected |= {(name, "trtllm") for name in NAMES if sm[name] == (8, 9)}
     assert {(name, runtime) for name in NAMES for runtime in RUNTIMES} - set(SERVED) == expected
-    with pytest.raises(ConfigError, match="runtimes: expected vllm or sglang, found trtllm"):
-        rendered("gemma-4-31b.h200x1.latency", "trtllm")
+    for name, runtime in expected:
+        with pytest.raises(ConfigError, match=f"^{name} cannot be served by .+, only by "):
+            rendered(name, runtime)
     file = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b200x2.throughput.yaml")
     with pytest.raises(ConfigError, match="enable_attention_dp: expected a deployment for TensorRT-LLM alone"):
         resolve(msgspec.structs.replace(file, runtimes=None), "mine")
     with pytest.raises(ConfigError, match="eagle3: expected the EAGLE-3 drafter"):
         rendered("kimi-k2.5.b300x8.latency", "trtllm", "eagle3")
+
+
+SERVING = (
+    "triton-repo NAME -o OUT", "generate NAME text", "verify NAME --target T --prompts OUT",
+    "estimate NAME --runtime trtllm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", SERVING)
+def test_no_command_serves_what_a_deployment_rules_out(command: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "prompt": "b"}\n')
+    for name in ("gemma-4-31b.h200x1.latency", "qwen3-8b.rtx5090x1.latency"):
+        words = command.replace("NAME", name).replace("OUT", str(tmp_path / "prompts.jsonl")).split()
+        result = run(*words)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert f"{name} cannot be served by TensorRT-LLM, only by vLLM" in result.stderr
+        assert "hint: serve-config --runtime vllm writes its configuration" in result.stderr
+
+
+def test_a_dry_run_is_about_a_runtime_that_can_serve_it() -> None:
+    for name, runtime in (("gemma-4-31b.h200x1.latency", "vllm"), ("gpt-oss-120b.b300x8.latency", "trtllm")):
+        result = run("build", name, "--dry-run", "--json")
+        assert result.returncode == 0, result.stderr
+        document = json.loads(result.stdout)
+        assert document["runtime"] == runtime
+        defaults = [setting["key"] for setting in document["settings"] if "." in setting["key"]]
+        assert bool(defaults) == (runtime == "trtllm")
 
 
 def test_nvidia_s_throughput_configuration() -> None:

@@ -102,12 +102,6 @@ def refuse_target(config: Facts) -> None:
 
 
 REFUSED = (
-    refusal(  # vLLM 0.33, model_executor/models/lilicorr.py
-        "LiLiCorr",
-        named("lilicorr"),
-        "a transformer that scores the lattice of candidates",
-        "TensorRT-LLM 1.4.0rc1, vLLM 0.33 and llama.cpp serve it",
-    ),
     # vLLM 0.33, v1/worker/gpu/spec_decode/xpress
     refusal("XPress", named("xpress"), "a refiner that passes over the block several times", "vLLM 0.33 serves it"),
     # arXiv 2606.02091

@@ -24,6 +24,8 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the command sets."""
     reading: list[Finding] = []
     """Findings from reading the arguments."""
+    is_whole: bool = True
+    """Whether every file of arguments was opened."""
 
     def setting(self, path: str) -> Any:
         """The value at a dotted path, or the release's default."""

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects.dflash2 import LAYOUT
 from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
+from dflash_trt.checkpoint.dialects.zlab_layout import LAYOUT
 from dflash_trt.checkpoint.exclude_list import exclude_list_problem
 from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import REPOSITORY_ID

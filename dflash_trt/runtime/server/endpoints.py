@@ -147,7 +147,7 @@ class Endpoints:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
             generation = Generation(
-                self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, span
+                self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             headers = {}

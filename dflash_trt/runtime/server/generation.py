@@ -43,11 +43,13 @@ class Generation:
         request: GenerationRequest,
         prompt_ids: list[list[int]],
         token_texts: TokenTexts,
+        client: str,
         span: RequestSpan | None = None,
     ) -> None:
         self.log_fields: dict[str, object] = {"prompt_tokens": sum(map(len, prompt_ids)), "output_tokens": 0}
         """Fields for the access log."""
         self._backend = backend
+        self._client = client
         self._model = model
         self._metrics = metrics
         self._request = request
@@ -91,7 +93,10 @@ class Generation:
             yield self._document([], usage(self._num_prompt_tokens, self._choices), self._answer_metrics())
 
     async def _chunks(self, *, incremental: bool) -> AsyncGenerator[tuple[Choice, Chunk], None]:
-        streams = [self._backend.stream(ids, params, incremental=incremental) for ids, params in self._sequences]
+        streams = [
+            self._backend.stream(ids, params, incremental=incremental, client=self._client)
+            for ids, params in self._sequences
+        ]
         try:
             async with aclosing(merge_streams(streams)) as chunks:
                 async for index, chunk in chunks:

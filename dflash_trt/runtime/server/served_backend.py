@@ -35,6 +35,11 @@ class ServedBackend(Backend, Protocol):
     Only the embedded runtime is one: TensorRT-LLM's executor has a server of its own.
     """
 
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer step by step; clients take turns."""
+
     def metrics(self) -> DecoderMetrics:
         """Current load, and totals since the start."""
 
