@@ -12,7 +12,7 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config
 from dflash_trt.checkpoint.dialects.refused import inner_drafter
-from dflash_trt.checkpoint.dialects.speculators import disagreement
+from dflash_trt.checkpoint.dialects.speculators import defaults, disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.exclude_list import exclude_list_problem
@@ -30,7 +30,7 @@ from dflash_trt.deploy.trained_target import TrainedTarget, pair_warnings, shape
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory
-from dflash_trt.errors import UnreachableError, printable
+from dflash_trt.errors import CheckpointError, UnreachableError, printable
 from dflash_trt.files.command import quoted
 
 
@@ -103,11 +103,14 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         draft, quantization = checkpoint.spec, checkpoint.quantization
         trained = trained_target(path, config)
     else:
+        inner = inner_drafter(config)
         if target is not None:
             read_partner(target, path, config)  # says where they are swapped
-        target_checkpoint = read_target(directory, config)
+        try:
+            target_checkpoint = read_target(directory, config)
+        except CheckpointError as error:
+            raise error if inner is None else CheckpointError(f"{error.message}; the target holds {inner}") from None
         kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
-        inner = inner_drafter(config)
     document: dict[str, object] = {
         "kind": kind,
         "path": click.format_filename(path),
@@ -124,6 +127,10 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             document["quantization"] = quantization
             if checkpoint.stored_as is not None:
                 document["stored_as"] = checkpoint.stored_as
+            if checkpoint.prefix:
+                document["tensor_prefix"] = checkpoint.prefix
+            if by_default := defaults(config):
+                document["defaults"] = by_default
             if (elsewhere := disagreement(config, draft)) is not None:
                 document["elsewhere"] = elsewhere
             if (problem := exclude_list_problem(checkpoint)) is not None:

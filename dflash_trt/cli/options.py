@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from dflash_trt.api.chat_template import TemplateOptions
 from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.deploy.catalog import next_commands
-from dflash_trt.deploy.deployment_path import refuse_deployment
+from dflash_trt.deploy.deployment_path import deployment_path, refuse_deployment
 from dflash_trt.deploy.gpus import FACTS_EXAMPLE, parse_gpu_facts
 from dflash_trt.errors import EngineError, shown
 from dflash_trt.files.write import OutputKind, check_replaceable
@@ -37,6 +37,8 @@ class EnginePath(click.Path):
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         if not self._takes_deployments:
             refuse_deployment(value)
+        elif deployment_path(str(value)) is not None:
+            return super().convert(value, parameter, context)
         if not Path(value).exists() and (commands := next_commands(str(value))):
             raise EngineError(f"{value} is a repository, not an engine directory", hint=commands)
         return super().convert(value, parameter, context)

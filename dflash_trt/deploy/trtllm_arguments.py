@@ -80,11 +80,15 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
 
 
 def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:
-    """trtllm-serve with the model, the address, the file and, because the file has no key for it, the tool parser."""
+    """trtllm-serve with the model, the address and, because its file has no key for it, the tool parser.
+
+    The name of the file is the last word, and missing.
+    """
     target, host = argument(deployment.target, "target"), argument(host, "--host")
-    command = ["trtllm-serve", target, "--host", host, "--port", str(port), "--config", "FILE"]
+    command = ["trtllm-serve", target, "--host", host, "--port", str(port)]
     if (tool := target_parsers(deployment.target).tool.get("trtllm")) is not None:
         command += ["--tool_parser", tool]
+    command.append("--config")
     return [*ENGINE_MODE, *command] if is_engine_mode(deployment, method) else command
 
 

@@ -122,6 +122,11 @@ class EmbeddedBackend:
         return self._thread.is_open
 
     @property
+    def step_seconds(self) -> float:
+        """Seconds since the current step began; 0 while no request runs."""
+        return self._thread.step_seconds
+
+    @property
     def error(self) -> Exception | None:
         """Exception that ended the decoder."""
         return self._thread.error

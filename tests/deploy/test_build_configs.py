@@ -68,12 +68,15 @@ def test_drafts_of_all_targets_and_of_one() -> None:
     document = json.loads(run("drafts", "qwen/qwen3-8b", "--json").stdout)
     kinds = {each["draft"]: each["kind"] for each in document["drafts"]}
     assert kinds.keys() == {
-        "z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7", "deepseek-ai/dflash_qwen3_8b_block7"
+        "z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7", "deepseek-ai/dflash_qwen3_8b_block7",
+        "Dogacel/Qwen3-8B-DSpark", "JetSpec/jetspec-qwen3-8b", "RedHatAI/Qwen3-8B-speculator.dflash",
     }  # fmt: skip
+    assert document["kinds"]["gains"]["LiLiCorr"]["speedup"] > document["kinds"]["gains"]["DFlash"]["speedup"]
     assert kinds["deepseek-ai/dflash_qwen3_8b_block7"] == "anchor-first DFlash"
     shown = run("drafts", "Qwen/Qwen3-8B")
     assert "2.10/1.13/0.71" in shown.stdout
     assert "without thinking" in shown.stdout
+    assert "LiLiCorr: 5.22 x, acceptance length 7.56" in shown.stderr
     assert "next: dflash-trt inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B" in shown.stderr
 
 
@@ -317,12 +320,12 @@ def test_methods_differ_in_nothing_but_the_method(runtime: Runtime) -> None:
 
 def test_how_the_server_is_started() -> None:
     engine = rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm")
-    assert engine.start.startswith("python -m dflash_trt.trtllm trtllm-serve ")
+    assert engine.start("FILE").startswith("python -m dflash_trt.trtllm trtllm-serve ")
     assert engine.arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b.b300x8.nvfp4"
-    assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start.startswith("trtllm-serve ")
-    assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.startswith("trtllm-serve ")
+    assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start("FILE").startswith("trtllm-serve ")
+    assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start("FILE").startswith("trtllm-serve ")
     # precedence of flag and file changed between releases of TensorRT-LLM
-    start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.split()
+    start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start("FILE").split()
     assert [word for word in start if word.startswith("-")] == ["--host", "--port", "--config"]
 
 
@@ -332,7 +335,7 @@ def test_answers_are_parsed(name: str, runtime: Runtime) -> None:
     written = rendered(name, runtime)
     no_source = ("glm-5.3", "qwen3.8", *(("muse-glimmer",) if runtime == "trtllm" else ()))
     if runtime == "trtllm":
-        assert ("--tool_parser" in written.start) == (not name.startswith(("gpt-oss", "llama", *no_source)))
+        assert ("--tool_parser" in written.start("FILE")) == (not name.startswith(("gpt-oss", "llama", *no_source)))
         return
     if name.startswith(no_source):
         assert "tool_call_parser" not in written.arguments

@@ -143,6 +143,7 @@ def test_a_start_that_cannot_work(tmp_path: Path) -> None:
 
 
 def test_a_main_module_that_ranks_would_not_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/dflash-trt", "generate", "a"])
     with pytest.raises(EngineError, match="registers the drafter in every rank") as refused:
         check_start()
     assert str(refused.value.hint).startswith(f"python -m {MODULE} dflash-trt ")

@@ -60,6 +60,10 @@ class ServedBackend(Backend, Protocol):
         """Whether it takes requests: not after `close`, nor after a failure."""
 
     @property
+    def step_seconds(self) -> float:
+        """Seconds since the current step began; 0 while no request runs."""
+
+    @property
     def error(self) -> Exception | None:
         """The failure that ended it; None if it runs, or was closed."""
 

@@ -278,6 +278,19 @@ def test_neutral_and_harmless_fields_are_taken(live: Live) -> None:
         "structured_outputs": None, "stream_options": None, "temperature": None, "stream": None,
     }  # fmt: skip
     assert live.complete(**body | {"response_format": None})["usage"]["completion_tokens"] <= 4
+    others = {
+        "separate_reasoning": True, "stream_reasoning": True, "early_stopping": False, "no_stop_trim": False,
+        "typical_p": 1.0, "top_a": 0, "mirostat": 0, "dry_multiplier": 0.0, "xtc_probability": 0,
+    }  # fmt: skip
+    chat = CHAT_BODY | {"max_tokens": 1, "add_generation_prompt": True}
+    assert live.post("/v1/chat/completions", **chat | others).status_code == 200
+    for name in others:
+        wrong = live.post("/v1/chat/completions", **chat | {name: 0.5})
+        assert wrong.json()["error"]["param"] == name
+    tokenize = {"messages": CHAT_BODY["messages"], "add_generation_prompt": True}
+    assert live.post("/tokenize", **tokenize).status_code == 200
+    for name, value in (("add_generation_prompt", False), ("add_generation_promt", True)):
+        assert live.post("/tokenize", **tokenize | {name: value}).json()["error"]["param"] == name
     for bias in ({}, {"5": 0}):
         assert live.complete(**body, logit_bias=bias)["usage"]["completion_tokens"] <= 4
 

@@ -133,7 +133,6 @@ def test_clients_take_turns(live: Live) -> None:
         answer = other.post(f"{live.url}/v1/completions", json={"prompt": "x", "max_tokens": 8})
         assert answer.status_code == 200
     assert live.endpoints.admission.active == 8
-    assert live.llm.metrics().running + live.llm.metrics().waiting == 8
     held[0].join(PATIENCE)
 
 
