@@ -189,11 +189,11 @@ class Largest:
         return self.amax
 
 
-@pytest.fixture(params=["stand-in", "modelopt"])
+@pytest.fixture(params=["stand-in", pytest.param("modelopt", marks=pytest.mark.full)])
 def calibrators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in, and where it is installed modelopt's own."""
+    """A stand-in, and in the full tests modelopt's own."""
     if request.param == "modelopt":
-        pytest.importorskip("modelopt", reason="pip install 'dflash-trt[calibrate]' to run modelopt's calibrators")
+        pytest.importorskip("modelopt", reason="modelopt comes with dflash-trt[dev]")
         return
     module = ModuleType(CALIBRATORS)
     module.MaxCalibrator = Largest  # type: ignore[attr-defined]
