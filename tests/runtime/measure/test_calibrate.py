@@ -253,7 +253,7 @@ def test_without_modelopt(features: dict[str, Path], tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "modelopt", None)
     result = run("quantize", draft, *arguments)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == ("error: missing package modelopt\n\nhint: pip install 'dflash-trt[calibrate]'\n")
+    assert result.stderr == ("error: missing package nvidia-modelopt\n\nhint: pip install 'dflash-trt[calibrate]'\n")
     assert not output.exists()
     assert EXTRAS["modelopt"] == EXTRAS["requests"] == "calibrate"
 
