@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.hybrid_caches import hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.quantized_drafts import unread
 from dflash_trt.deploy.rules.attention_rules import vllm_attention
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
@@ -48,7 +49,7 @@ def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
 def context_projection(config: CheckedConfig) -> Iterator[Finding]:
     """A quantised q, k or v loads, and costs vLLM its fused context projection."""
     names, quantized = quantized_context(config)
-    if quantized:
+    if quantized and unread("vllm", set(config.served.algorithms.values())) is None:
         yield warning(
             "quantized-context", f"{SPEC}.model",
             f"unquantised {', '.join(names)}: vLLM projects the context of all layers at once only then", quantized,
