@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, suppress
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from dflash_trt import __version__
 from dflash_trt.api.neutral_fields import IGNORED
+from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.server.answer_logprobs import TokenTexts
 from dflash_trt.runtime.server.client_limits import Admission
@@ -20,7 +22,6 @@ from dflash_trt.runtime.server.decoding import decode_fields
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
 from dflash_trt.runtime.server.event_stream import EventStream
 from dflash_trt.runtime.server.generation import Generation
-from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.json_object import decode_object
 from dflash_trt.runtime.server.messages import read_messages
@@ -67,7 +68,6 @@ class Endpoints:
         self._tracing = tracing
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend)
-        self.grammars = GrammarProcesses(lambda: backend.grammars)
         self._tool_format = tool_format(backend.tokenizer)
         self._token_texts = TokenTexts(backend.tokenizer)
         self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
@@ -137,13 +137,12 @@ class Endpoints:
         return Tokens(len(ids), self._backend.max_length, ids)
 
     async def prepare(self) -> None:
-        """Starts what structured outputs need; if that fails, requests that need it report why."""
+        """Reads the vocabulary for structured outputs; if that fails, requests that need it report why."""
         with suppress(DFlashError):
-            await self.grammars.prepare()
+            await asyncio.to_thread(lambda: self._backend.grammars)
 
     def shut_down(self) -> None:
         """Ends all requests with 503."""
-        self.grammars.close()
         self._backend.close()
 
     async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
@@ -161,8 +160,7 @@ class Endpoints:
                     http_request.receive, self._prompt_ids(request, len(encoded), client)
                 )
             if (grammar := request.params.structured_outputs) is not None:
-                compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
-                http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
+                await cancel_on_disconnect(http_request.receive, self._compile(grammar))
             generation = Generation(
                 self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
@@ -182,6 +180,11 @@ class Endpoints:
                 await events.aclose()
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()), headers)
+
+    async def _compile(self, grammar: Grammar) -> None:
+        """Compiles a grammar, which is then kept for the request; RequestError for one that cannot be enforced."""
+        grammars = await asyncio.to_thread(lambda: self._backend.grammars)
+        await asyncio.wrap_future(grammars.submit(grammar))
 
     async def _prompt_ids(self, request: GenerationRequest, num_bytes: int, client: str) -> list[list[int]]:
         if request.is_chat:
