@@ -13,6 +13,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import is_argument, parse_arguments
 from dflash_trt.deploy.foreign.argument_file import argument_words, with_argument_file
 from dflash_trt.deploy.foreign.containers import Found, manifest_kind, manifest_servers
+from dflash_trt.deploy.foreign.named_file import unread_files
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.script import text_servers
 from dflash_trt.deploy.trtllm_serve import trtllm_document
@@ -96,7 +97,8 @@ def _read_server(found: Found, file: Path, schema: Schema) -> Arguments:
         document, parsed = parse_arguments(list(map(str, words)), schema)
         document.pop("config", None)
         findings = findings + parsed
-    return Arguments(document, [*found.findings, *findings], server.environment, is_whole)
+    unread = unread_files(server, document)
+    return Arguments(document, [*found.findings, *findings, *unread], server.environment, is_whole)
 
 
 def _read_yaml(text: str, file: Path, schema: Schema) -> Arguments:

@@ -120,6 +120,23 @@ def test_a_joined_name_is_ignored_by_the_runtime(command: str, tmp_path: Path) -
     assert rules(config)["unopened-file"].fix == "write --config, a space and the file"
 
 
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("source env.sh\n. ./more.sh\nvllm serve m", ["variables that env.sh sets", "variables that ./more.sh sets"]),
+        ("bash -c 'source a.sh; vllm serve m'", ["variables that a.sh sets"]),
+        ("docker run --env-file a.env vllm/vllm-openai m", ["variables that a.env sets"]),
+        ("docker run --env-file=a.env vllm/vllm-openai m", ["variables that a.env sets"]),
+        ("vllm serve m --hf-config-path c.json", ["what is in c.json"]),
+        ("vllm serve m", []),
+    ],
+)
+def test_files_that_are_not_opened_are_listed(text: str, problems: list[str], tmp_path: Path) -> None:
+    unread = [finding for finding in read(tmp_path, text).reading if finding.rule == "unread-file"]
+    assert [finding.problem for finding in unread] == problems
+    assert all(finding.severity == UNCHECKED for finding in unread)
+
+
 def test_dotted_keys_replace_the_whole_value(tmp_path: Path) -> None:
     command = """vllm serve m --speculative-config '{"method": "dflash"}' --speculative-config.model d"""
     config = read(tmp_path, command)
