@@ -42,6 +42,9 @@ def named_text(name: str, files: Mapping[str, str], script: Path) -> str | None:
 
 def named_arguments(name: str, files: Mapping[str, str], script: Path) -> dict[str, Any] | Finding:
     """The mapping in an argument file, or the finding that it was not opened; ConfigError if it has no mapping."""
+    if "$" in name:
+        problem = f"the arguments in {cut(name)}, which the shell names that runs it, and all rules that depend on them"
+        return Finding(UNOPENED, UNCHECKED, "config", problem, "write its name into the command")
     text = named_text(name, files, script)
     if text is None:
         problem = f"the arguments in {name}, outside the folder of {script.name}, and all rules that depend on them"

@@ -113,6 +113,12 @@ def test_a_file_elsewhere_is_not_opened(command: str, tmp_path: Path) -> None:
         assert (finding.rule, finding.severity) == ("unopened-file", UNCHECKED)
 
 
+@pytest.mark.parametrize("command", ["vllm serve m", "sglang serve --model m", "trtllm-serve m"])
+def test_a_file_that_only_the_shell_can_name(command: str, tmp_path: Path) -> None:
+    (finding,) = check(read(tmp_path, f"{command} --config $FILE", runtime=command.split()[0].removesuffix("-serve")))
+    assert (finding.rule, finding.severity) == ("unopened-file", UNCHECKED)
+
+
 @pytest.mark.parametrize("command", ["vllm serve m --config=c.yaml", "sglang serve --model m --config=c.yaml"])
 def test_a_joined_name_is_ignored_by_the_runtime(command: str, tmp_path: Path) -> None:
     config = read(tmp_path, command, runtime=command.split()[0], c="port: 1\n")
