@@ -24,6 +24,7 @@ from dflash_trt.deploy.rules.checked_config import (
     warning,
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory
+from dflash_trt.deploy.rules.switch_rules import vllm_schedule
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import json_document
 
@@ -117,6 +118,7 @@ RULES: tuple[Rule, ...] = (
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     token_budget,
     vllm_attention,
+    vllm_schedule,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
