@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.hybrid_caches import hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.rules.attention_rules import vllm_attention
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -114,6 +115,7 @@ RULES: tuple[Rule, ...] = (
     draft_parallel,
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     token_budget,
+    vllm_attention,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
