@@ -57,7 +57,7 @@ def _run_file(file: Path, command: Sequence[str]) -> None:
     except OSError as problem:
         sys.exit(f"error: {file}: {problem.strerror}")
     sys.argv[:] = list(command)
-    sys.path[0] = str(file.resolve().parent)  # as python FILE does
+    sys.path[0] = str(file.resolve().parent)  # python FILE puts it there, too
     exec(code, {"__name__": "__main__", "__file__": str(file), "__builtins__": __builtins__})  # noqa: S102
     sys.exit()
 

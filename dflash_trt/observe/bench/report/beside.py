@@ -28,7 +28,7 @@ class BesideRow(msgspec.Struct, frozen=True, kw_only=True):
     row: PublishedRow
     method: str
     draft: str = ""
-    """Which of EAGLE-3's columns."""
+    """Column of EAGLE-3."""
     published: Figures
     measured: MethodFigures | None = None
     remark: str
