@@ -8,7 +8,6 @@ import gc
 import ipaddress
 import socket
 from contextlib import ExitStack, closing, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +61,8 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
 
+    A deployment is served by TensorRT-LLM, vLLM or SGLang: `dflash-trt serve-config`.
+
     \b
     Example:
       dflash-trt serve engine --api-key-file keys.txt
@@ -74,7 +75,6 @@ def serve(
     from dflash_trt.runtime.server.app import make_app
     from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
     from dflash_trt.runtime.server.connections.sockets import bind, max_connections
-    from dflash_trt.runtime.server.grammar_worker import start_forkserver
     from dflash_trt.runtime.server.log import set_up_logging
     from dflash_trt.runtime.server.tracing import open_tracing
 
@@ -86,9 +86,6 @@ def serve(
             open_engine(engine, target, runtime, ranks)  # follows rank 0, which serves
         stack.enter_context(exit_on_sigterm())
         listening = stack.enter_context(bind(host, port))  # a port in use is reported before the target is loaded
-        if find_spec("xgrammar") is not None:
-            with suppress(OSError):  # a request will report it
-                start_forkserver()  # imports while the target is loaded
         connection_limit = max_connections()
         tracing = open_tracing(otlp_traces_endpoint)
         _say(f"loading {target or engine}")

@@ -210,7 +210,7 @@ WRONG: list[tuple[str, Any]] = [
     ("structured_outputs", {"json": "{"}), ("structured_outputs", {"json": 7}),
     ("structured_outputs", {"json": "[" * 9999}),
     ("structured_outputs", {"grammar": "root ::= x"}), ("structured_outputs", {"json_object": "yes"}),
-    ("structured_outputs", {"regex": "(" * 17 + "a" + ")*" * 17}), ("structured_outputs", {"regex": "a" * 70_000}),
+    ("structured_outputs", {"regex": "(" * 33 + "a" + ")*" * 33}), ("structured_outputs", {"regex": "a" * 70_000}),
     ("structured_outputs", {"choice": ["a"], "disable_any_whitespace": True}),
     ("structured_outputs", {"grammar": "root ::= root"}), ("structured_outputs", {"json": {"$ref": "#"}}),
     ("guided_regex", "a"), ("guided_json", {}),
@@ -231,8 +231,7 @@ def check(response: Any, field: str) -> None:
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["message"].startswith(f"{field}: ") or field in error["message"], error
-    assert "unknown field" in error["message"] or ("expected" in error["message"] and "found" in error["message"])
-    assert len(error["message"]) < 500
+    assert len(field) + 10 < len(error["message"]) < 500
 
 
 @pytest.mark.parametrize("stream", [False, True])
