@@ -117,6 +117,11 @@ def catalog() -> Catalog:
     return package_data(DATA / "catalog.json", Catalog)
 
 
+def known_draft(draft: str) -> KnownDraft | None:
+    """The catalogue's entry of a repository id, in any case."""
+    return next((each for each in catalog().drafts if each.draft.lower() == draft.lower()), None)
+
+
 def drafts_for(target: str) -> tuple[KnownDraft, ...]:
     """The known drafts of a target, or else of the one whose copy it is by its name (as of a quantised target)."""
     known = catalog().drafts

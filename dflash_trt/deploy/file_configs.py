@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from dflash_trt.deploy.catalog import known_draft
 from dflash_trt.deploy.checker import deployment_config
 from dflash_trt.deploy.foreign.read_arguments import read_arguments
 from dflash_trt.deploy.gpus import Gpus
@@ -18,8 +20,9 @@ from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
+from dflash_trt.deploy.vllm_speculation import with_short_flags
 from dflash_trt.engine.manifest import read_num_ranks
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.files.read import is_directory, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES
 
@@ -50,14 +53,18 @@ def _named_config(
     document: dict[str, Any], schema: Schema, *, gpus: Gpus | None, target: str | None, draft: str | None
 ) -> CheckedConfig:
     """`document` with the models and GPUs that it or the user names."""
-    named = draft or schema.setting(document, runtime_keys()[schema.runtime].draft)
+    speculation = with_short_flags(document)[0] if schema.runtime == "vllm" else document
+    named = draft or schema.setting(speculation, runtime_keys()[schema.runtime].draft)
     target = target or served_target(document)
     sizes: DraftSizes | None = None
     ranks: int | None = None
-    decoding = str(schema.setting(document, METHOD_KEYS[schema.runtime]) or "").lower()
+    decoding = str(schema.setting(speculation, METHOD_KEYS[schema.runtime]) or "").lower()
     if isinstance(named, str) and (draft or decoding in BLOCKS):
-        sizes = draft_sizes(named) or _original(named)
+        sizes = draft_sizes(named) or _catalogued(named) or _original(named)
         ranks = read_num_ranks(Path(named)) if is_directory(named) else None
+    elif isinstance(named, str) and not decoding:  # the runtime infers the method: it may be an ordinary model
+        with suppress(CheckpointError):
+            sizes = draft_sizes(named) or _catalogued(named)
     served = ServedModels(
         target=target,
         checkpoint=None if sizes is None else sizes.name,
@@ -69,6 +76,12 @@ def _named_config(
         num_ranks=ranks or 1,
     )
     return CheckedConfig(schema=schema, document=document, served=served)
+
+
+def _catalogued(name: str) -> DraftSizes | None:
+    """A draft whose facts the catalogue alone has."""
+    known = known_draft(name)
+    return None if known is None or known.spec is None else DraftSizes(name=known.draft, spec=known.spec)
 
 
 def _original(name: str) -> DraftSizes | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dflash_trt.deploy.command_text import NEGATABLE, positional_keys
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
+from dflash_trt.deploy.renamed_flags import renamed_flags
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import json_document
@@ -146,6 +147,8 @@ def _name(key: str, schema: Schema, findings: list[Finding], *, is_long: bool) -
     can_negate = schema.runtime in NEGATABLE
     if can_negate and (positive := _negated(key, schema)) is not None:
         return positive, True
+    if renamed_flags().successor(schema.runtime, key) is not None:  # it may begin the names of several others
+        return key, False
     if is_short:
         problem = f"expected -{key}, found --{key}, which the runtime does not know"
         findings.append(Finding("unknown-key", ERROR, key, problem, f"write -{key}"))

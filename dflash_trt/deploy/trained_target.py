@@ -7,6 +7,7 @@ hardly ever accepted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -15,8 +16,15 @@ from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.source import is_local
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.deploy.catalog import catalog
+from dflash_trt.deploy.catalog import known_draft
 from dflash_trt.errors import cut
+
+COPY_PREFIXES = ("", "meta-", "nvidia-")
+COPY_WORD = re.compile(
+    r"fp8|fp4|nvfp4|mxfp[48]|int[48]|[48]bit|w\d+a\d+(kv\d+)?|awq|gptq|gguf|bnb|mlx|quark|autoround|bf16|dynamic|block"
+    r"|quantized|quant|kv|kvfp8|g?\d+g?|v\d+|only|attn|mlp|moe|channel|tensor|torchao|compressed|tensors"
+)
+"""Words that quantised copies append to a model's name."""
 
 
 class TrainedTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +43,16 @@ def trained_target(draft: str, config: Facts | None) -> TrainedTarget | None:
         found = section.get("architectures")
         architectures = tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
         return TrainedTarget(name=cut(name), source="speculators_config.verifier", architectures=architectures)
-    known = next((each.target for each in catalog().drafts if each.draft == draft), None)
-    return None if known is None else TrainedTarget(name=known, source="catalogue")
+    known = known_draft(draft)
+    return None if known is None else TrainedTarget(name=known.target, source="catalogue")
+
+
+def is_copy(name: str, model: str) -> bool:
+    """Whether a repository is a model's own or, by its name, a quantised copy: not -Base, a distillate or fine-tune."""
+    short = model.rstrip("/").rpartition("/")[2].lower()
+    before, found, after = name.rpartition("/")[2].lower().partition(short)
+    words = [word for word in re.split(r"[-_.]", after) if word]
+    return bool(found) and before in COPY_PREFIXES and all(map(COPY_WORD.fullmatch, words))
 
 
 def shapes_fit(draft: str, target: str, trained: TrainedTarget | None) -> str:
@@ -60,8 +76,8 @@ def pair_warnings(
 
 
 def _is_another(trained: TrainedTarget, target: str, partner: TargetCheckpoint) -> bool:
-    """Whether `target` is known to be another than the trained one; a name that contains its name is a copy of it."""
+    """Whether `target` is known to be another than the trained one, and no quantised copy of it by its name."""
     architectures = partner.config.values().get("architectures")
     if trained.architectures and isinstance(architectures, list) and not {*architectures} & {*trained.architectures}:
         return True
-    return not is_local(target) and trained.name.rstrip("/").rpartition("/")[2].lower() not in target.lower()
+    return not is_local(target) and not is_copy(target, trained.name)

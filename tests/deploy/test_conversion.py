@@ -25,7 +25,7 @@ from tests.cli.commands import run
 from tests.deploy.documented_commands import COMMANDS, QWEN, converted
 from tests.paths import FIXTURES
 
-READING = ("unknown-key", "ambiguous", "wrong-type", "unknown-value", "out-of-range")
+READING = ("unknown-key", "renamed-key", "ambiguous", "wrong-type", "unknown-value", "out-of-range")
 
 
 @pytest.mark.parametrize(("runtime", "text", "others"), COMMANDS)

@@ -23,12 +23,12 @@ def warnings(trained: TrainedTarget | None, name: str, draft_dir: Path, target_d
 @pytest.mark.parametrize(
     ("target", "is_another"),
     [
-        ("openai/gpt-oss-120b", False), ("nvidia/gpt-oss-120b-Eagle3", False), ("Qwen/Qwen3-8B", True),
-        ("openai/gpt-oss-20b", True), ("tests", False),
+        ("openai/gpt-oss-120b", False), ("nvidia/gpt-oss-120b-NVFP4", False), ("nvidia/gpt-oss-120b-Eagle3", True),
+        ("Qwen/Qwen3-8B", True), ("openai/gpt-oss-20b", True), ("tests", False),
     ],
 )  # fmt: skip
 def test_a_draft_of_the_catalogue(target: str, is_another: bool, draft_dir: Path, target_dir: Path) -> None:
-    """The name of a quantised copy contains the target's; of a directory nothing is known."""
+    """A quantised copy has a name of its own; of a directory nothing is known."""
     trained = trained_target(Z_LAB, None)
     assert trained is not None
     words = [f"D was trained for openai/gpt-oss-120b, not for {target}"] if is_another else []

@@ -116,6 +116,13 @@ def context_length(config: CheckedConfig) -> Iterator[Finding]:
     """No more tokens than draft and target have positions for; one whose RoPE is stretched later may take more."""
     key = runtime_keys()[config.schema.runtime].max_seq_len
     longest, length = longest_context(config), config.number(key)
+    draft = config.served.draft_sizes
+    if length and method(config) in BLOCKS and (draft is None or draft.spec.max_position_embeddings is None):
+        name = "the draft" if draft is None else draft.name
+        yield unchecked(
+            "context-length", key, f"max_position_embeddings of {name} is not known, and {length} may exceed it",
+            "give --draft DIR",
+        )  # fmt: skip
     if longest and length and length > longest:
         yield warning(
             "context-length", key, f"at most {longest}, the smaller max_position_embeddings of draft and target",
