@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.draft_tensors import Shape
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.number_formats import FORMATS, FP8
 from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor
-from dflash_trt.errors import CheckpointError, cut
+from dflash_trt.errors import CheckpointError
 
 MIXED = "MIXED_PRECISION"
 DENSE_DTYPES = ("BF16", "F16", "F32")
@@ -38,37 +38,19 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {*self.modules.values(), *([FP8] if self.fp8_kv_cache else [])}
 
 
-SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
-"""Runtimes that serve weights of other quantisers."""
-
-
 def is_compressed(config: Facts) -> bool:
     """Whether config.json names compressed-tensors as the quantiser."""
     return config.peek(SECTION).get("quant_method") == COMPRESSED
 
 
-def refuse_foreign(config: Facts) -> None:
-    """Raises CheckpointError for a draft of an unsupported quantiser."""
-    method = config.peek(SECTION).get("quant_method")
-    if isinstance(method, str) and method not in ("modelopt", COMPRESSED):
-        raise CheckpointError(
-            f"{config.file}: quantization_config: expected modelopt's or compressed-tensors', found {cut(method)}",
-            hint=f"{SERVERS.get(method, 'its own quantiser names who serves')} this draft; for dflash-trt give the"
-            " checkpoint that it was quantised from, and a --recipe",
-        )
-
-
-def read_quantization(
-    config: Facts, modules: list[str], attention: list[str], weights: dict[str, StoredTensor]
-) -> Quantization:
+def read_quantization(modules: list[str], attention: list[str], weights: dict[str, StoredTensor]) -> Quantization:
     """The quantisation of the linear layers `modules`; `attention` names the self_attn modules.
 
-    Raises CheckpointError where tensors fit no algorithm, or the configuration claims another.
+    Raises CheckpointError where tensors fit no algorithm.
     """
     algorithms = {module: _algorithm(module, weights) for module in modules}
     quantised = {module: algorithm for module, algorithm in algorithms.items() if algorithm is not None}
     fp8_kv_cache = any(f"{layer}.k_proj.k_scale" in weights for layer in attention)
-    _check_claims(config, quantised, fp8_kv_cache)
     return Quantization(modules=quantised, fp8_kv_cache=fp8_kv_cache)
 
 
@@ -121,10 +103,10 @@ def claims_of(document: Facts) -> Facts:
     return document.section("quantization") if "quantization" in document else document
 
 
-def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
+def check_claims(config: Facts, quantization: Quantization) -> None:
     """Raises CheckpointError where the configuration, which other runtimes rely on, contradicts the tensors."""
     file = config.file.with_name(HF_QUANT_CONFIG)
-    algorithms = set(modules.values())
+    algorithms, fp8_kv_cache = set(quantization.modules.values()), quantization.fp8_kv_cache
     actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED
     claims: list[tuple[str, str | None]] = []
     if file.is_file():
