@@ -14,13 +14,13 @@ from dflash_trt.deploy.finding import ERROR, Finding
 SECTION = "speculative_config"
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Keys of the section by the flags that stand for them."""
-BY_PATH = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-"""Methods by a part of the draft's path, in the order in which vLLM looks for them."""
-BY_ARCHITECTURE = {
-    "MuseGlimmerAssistantModel": "dflash", "Qwen3DSparkModel": "dspark", "Gemma4DSparkModel": "dspark",
-    "DSparkDraftModel": "dspark",
-}  # fmt: skip
-"""Methods by an architecture of config.json, for a path without any of BY_PATH."""
+INFERRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("eagle", "eagle-", ()),
+    ("eagle3", "eagle3", ()),
+    ("dflash", "dflash", ("MuseGlimmerAssistantModel",)),
+    ("dspark", "dspark", ("Qwen3DSparkModel", "Gemma4DSparkModel", "DSparkDraftModel")),
+)
+"""Methods in vLLM's order, by a part of the draft's path or an architecture of its config.json."""
 DEFAULT = "draft_model"
 """An ordinary model that drafts token by token."""
 
@@ -47,7 +47,5 @@ def inferred_method(section: dict[str, Any], architectures: Iterable[str] = ()) 
     model = section.get("model")
     if model in ("ngram", "[ngram]"):
         return "ngram"
-    path = str(model or "").lower()
-    by_path = (method for part, method in BY_PATH.items() if part in path)
-    by_architecture = (BY_ARCHITECTURE[name] for name in architectures if name in BY_ARCHITECTURE)
-    return next(by_path, None) or next(by_architecture, DEFAULT)
+    path, found = str(model or "").lower(), set(architectures)
+    return next((method for method, part, names in INFERRED if part in path or found & {*names}), DEFAULT)

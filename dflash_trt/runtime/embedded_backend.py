@@ -18,8 +18,8 @@ from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.answer import Put, chunk_reporter
 from dflash_trt.runtime.decoder_thread import DecoderThread
+from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
-from dflash_trt.runtime.logits_processors import GrammarCompiler
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.request import Request
 
@@ -102,7 +102,7 @@ class EmbeddedBackend:
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """Compiler that keeps recent grammars; RequestError where there can be none."""
+        """Compiler over the target's vocabulary; RequestError where there can be none."""
         return self.session.grammars
 
     @property

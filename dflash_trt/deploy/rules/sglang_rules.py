@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.rules.attention_rules import sglang_attention
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -123,6 +124,7 @@ RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, (method(config) or "").upper()),
     lambda config: check_ranks(config, "tp_size", "pp_size", "dp_size"),
     draft_window,
+    sglang_attention,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     verify_window, pipeline, dp_attention, running_requests, eagle_arguments, disaggregated, check_memory,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from dflash_trt.api.backend import Backend, Chunk, DecoderMetrics, Prompt
@@ -16,17 +17,10 @@ MIN_LENGTH = 2
 
 
 class Grammars(Protocol):
-    """Compiled grammars over the target's vocabulary, kept for the requests that use them."""
+    """Compiles grammars over the target's vocabulary, and keeps the last ones."""
 
-    @property
-    def vocabulary(self) -> str:
-        """The vocabulary, serialised for the processes that compile grammars."""
-
-    def known(self, grammar: Grammar) -> Any:
-        """The compiled grammar if it is in use or was recently; else None."""
-
-    def add(self, grammar: Grammar, serialized: str) -> Any:
-        """Keeps a grammar compiled by another process."""
+    def submit(self, grammar: Grammar) -> Future[Any]:
+        """Compiles a grammar in the background; the future's RequestError says what cannot be enforced."""
 
 
 class ServedBackend(Backend, Protocol):
@@ -69,7 +63,7 @@ class ServedBackend(Backend, Protocol):
 
     @property
     def grammars(self) -> Grammars:
-        """Compiled grammars, with which a request starts at once; RequestError where the target cannot have any."""
+        """Compiler of grammars, with which a request starts at once; RequestError where there can be none."""
 
 
 class RoutedBackend(ServedBackend, Protocol):
