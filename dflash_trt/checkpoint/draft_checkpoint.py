@@ -27,6 +27,7 @@ from dflash_trt.checkpoint.quantization import (
     Quantization,
     check_claims,
     expected_tensors,
+    read_claims,
     read_quantization,
     read_scale,
 )
@@ -111,7 +112,8 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     if not is_draft(config):
         refuse_target(config)
     dialect = recognise(config)
-    refuse_foreign(config)
+    claims = [] if config.file == directory else read_claims(config)
+    refuse_foreign(config, claims)
     _refuse_pickles(directory)
     stored, prefix = tidied(dialect.load(directory))
     refuse_plain_model(directory, stored)
@@ -125,8 +127,8 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
     quantization = read_quantization(modules, spec.attention_modules(), weights)
     if has_claims:
-        refuse_uncalibrated(config, quantization)
-        check_claims(config, quantization)
+        refuse_uncalibrated(claims, quantization)
+        check_claims(config, claims, quantization)
     expected = expected_tensors(tensor_shapes(spec), quantization, spec.attention_modules())
     check_tensors(directory, expected, weights, described_by=config.file.name)
     head_token_ids(spec, weights)

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.number_formats import FORMATS, FP8
-from dflash_trt.checkpoint.quantization import COMPRESSED, HF_QUANT_CONFIG, MIXED, SECTION, Quantization, claims_of
+from dflash_trt.checkpoint.quantization import COMPRESSED, MIXED, SECTION, Claims, Quantization
 from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError, cut
 
@@ -49,7 +47,7 @@ TENSORS = {
 """Name and servers by the end of a tensor's name, for drafts whose configuration says nothing."""
 
 
-def refuse_foreign(config: Facts) -> None:
+def refuse_foreign(config: Facts, claims: Claims) -> None:
     """Raises CheckpointError, naming format and servers, for a draft of an unsupported quantiser or format."""
     method = config.peek(SECTION).get("quant_method")
     if isinstance(method, str) and method not in ("modelopt", COMPRESSED):
@@ -57,8 +55,8 @@ def refuse_foreign(config: Facts) -> None:
         raise _refusal(f"{config.file}: quantization_config", f"weights of {found}", servers)
     if method == COMPRESSED:
         return
-    for place, claims in _claims(config):
-        algorithm = claims.values().get("quant_algo")
+    for place, section in claims:
+        algorithm = section.values().get("quant_algo")
         if not isinstance(algorithm, str) or algorithm in (*FORMATS, MIXED):
             continue
         found, servers = ALGORITHMS.get(algorithm.upper(), (cut(algorithm), UNKNOWN))
@@ -72,10 +70,10 @@ def refuse_foreign_tensors(weights: Weights) -> None:
             raise _refusal(f"{weights[name].file}: tensor {name!r}", found, servers)
 
 
-def refuse_uncalibrated(config: Facts, quantization: Quantization) -> None:
+def refuse_uncalibrated(claims: Claims, quantization: Quantization) -> None:
     """Raises CheckpointError for scales that Model Optimizer's configuration claims and that no calibration wrote."""
-    for place, claims in _claims(config):
-        cache = claims.values().get("kv_cache_quant_algo")
+    for place, section in claims:
+        cache = section.values().get("kv_cache_quant_algo")
         if cache == FP8 and not quantization.fp8_kv_cache:
             raise CheckpointError(
                 f"{place}.kv_cache_quant_algo is {FP8}, but there are no k_scale and v_scale tensors: the context cache"
@@ -87,7 +85,7 @@ def refuse_uncalibrated(config: Facts, quantization: Quantization) -> None:
                 f"{place}.kv_cache_quant_algo is {cut(cache)}; only an {FP8} context cache with its scales is read",
                 hint="TensorRT-LLM serves this draft; for dflash-trt export it with an FP8 or BF16 cache",
             )
-        algorithm = claims.values().get("quant_algo")
+        algorithm = section.values().get("quant_algo")
         weight_only = {"NVFP4": "W4A16_NVFP4"}.get(str(algorithm))
         if weight_only is not None and set(quantization.modules.values()) == {weight_only}:
             raise CheckpointError(
@@ -95,15 +93,6 @@ def refuse_uncalibrated(config: Facts, quantization: Quantization) -> None:
                 " calibrated",
                 hint=f"calibrate the export, or write {weight_only} there to use the weights alone",
             )
-
-
-def _claims(config: Facts) -> Iterator[tuple[str, Facts]]:
-    """Model Optimizer's configurations of the draft, each with its place."""
-    file = config.file.with_name(HF_QUANT_CONFIG)
-    if config.peek(SECTION):
-        yield f"{config.file}: {SECTION}", claims_of(config.section(SECTION))
-    if file.is_file():
-        yield f"{file}: quantization", claims_of(Facts.load(file, what="a modelopt quantisation config"))
 
 
 def _refusal(place: str, found: str, servers: str) -> CheckpointError:

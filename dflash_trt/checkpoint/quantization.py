@@ -103,28 +103,37 @@ def claims_of(document: Facts) -> Facts:
     return document.section("quantization") if "quantization" in document else document
 
 
-def check_claims(config: Facts, quantization: Quantization) -> None:
-    """Raises CheckpointError where the configuration, which other runtimes rely on, contradicts the tensors."""
+Claims = list[tuple[str, Facts]]
+"""Configurations of a quantisation, each with its place."""
+
+
+def read_claims(config: Facts) -> Claims:
+    """What hf_quant_config.json and config.json's section say of the quantisation, which other runtimes rely on."""
     file = config.file.with_name(HF_QUANT_CONFIG)
+    claims: Claims = []
+    if file.is_file():
+        document = Facts.load(file, what="a modelopt quantisation config")
+        claims.append((f"{file}: quantization", document.section("quantization")))
+    if SECTION in config:
+        claims.append((f"{config.file}: {SECTION}", claims_of(config.section(SECTION))))
+    return claims
+
+
+def check_claims(config: Facts, claims: Claims, quantization: Quantization) -> None:
+    """Raises CheckpointError where a configuration contradicts the tensors, or there is none for quantised ones."""
     algorithms, fp8_kv_cache = set(quantization.modules.values()), quantization.fp8_kv_cache
     actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED
-    claims: list[tuple[str, str | None]] = []
-    if file.is_file():
-        details = claims_of(Facts.load(file, what="a modelopt quantisation config"))
-        claims.append((f"{file}: quantization.quant_algo", details.optional("quant_algo", details.text)))
-        claimed_cache = details.optional("kv_cache_quant_algo", details.text)
-        if (claimed_cache == FP8) != fp8_kv_cache:
+    if actual is not None and not claims:
+        raise CheckpointError(f"{config.file}: missing {SECTION} or {HF_QUANT_CONFIG} for {actual} tensors")
+    for place, section in claims:
+        claimed_cache = section.optional("kv_cache_quant_algo", section.text)
+        is_whole = HF_QUANT_CONFIG in place  # config.json's section need not name the cache
+        if is_whole and (claimed_cache == FP8) != fp8_kv_cache:
             scales = "k_scale and v_scale tensors" if fp8_kv_cache else "no k_scale and v_scale tensors"
             raise CheckpointError(
-                f"{file}: quantization.kv_cache_quant_algo: expected {FP8 if fp8_kv_cache else None} ({scales}),"
+                f"{place}.kv_cache_quant_algo: expected {FP8 if fp8_kv_cache else None} ({scales}),"
                 f" found {claimed_cache}"
             )
-    if SECTION in config:
-        section = claims_of(config.section(SECTION))
         claim = section.optional("quant_algo", section.text)  # none: only the context cache
-        claims.append((f"{config.file}: quantization_config.quant_algo", claim))
-    if actual is not None and not claims:
-        raise CheckpointError(f"{config.file}: missing quantization_config or {HF_QUANT_CONFIG} for {actual} tensors")
-    for place, claim in claims:
         if claim != actual:
-            raise CheckpointError(f"{place}: expected {actual} (the tensors), found {claim}")
+            raise CheckpointError(f"{place}.quant_algo: expected {actual} (the tensors), found {claim}")
