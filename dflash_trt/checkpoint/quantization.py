@@ -108,7 +108,7 @@ Claims = list[tuple[str, Facts]]
 
 
 def read_claims(config: Facts) -> Claims:
-    """What hf_quant_config.json and config.json's section say of the quantisation, which other runtimes rely on."""
+    """Reads the quantisation that hf_quant_config.json and config.json claim, on which other runtimes rely."""
     file = config.file.with_name(HF_QUANT_CONFIG)
     claims: Claims = []
     if file.is_file():
