@@ -12,7 +12,7 @@ CORES  := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 7 ? co
 JOBS   ?= $(shell echo $$(($(CORES) + 1)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-gpu bench-report count-kernel kernel-phases wheels clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-gpu bench-run bench-report count-kernel kernel-phases wheels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -118,6 +118,14 @@ bench-attention: $(TOOLS)  ## measure the attention kernel, its peers and a copy
 SHAPE := qwen3-8b
 bench-gpu: $(TOOLS)  ## measure decoding at a published pair's sizes beside transformers; SHAPE=gpt-oss-20b; needs a GPU, and `make test-gpu` before
 	$(BIN)/python benchmarks/bench_gpu.py --shape $(SHAPE)
+
+bench-run: export OMP_NUM_THREADS = 1
+bench-run: demo  ## measure the run of `make bench-report` anew, on an otherwise idle CPU; needs AIPerf on PATH
+	rm -rf build/bench-run && $(BIN)/dflash-trt bench run --engine $(DEMO) --target tests/fixtures/tiny-gpt-oss \
+	--prompts tests/fixtures/prompts.jsonl --template completions --max-tokens 96 --ignore-eos --num-prompts 64 \
+	--concurrency 1,2,4,8 --draft-length 7 --hardware "$$(nproc) CPU cores" -o build/bench-run
+	rm -rf build/bench-run/points/*/aiperf tests/fixtures/bench-run && cp -r build/bench-run tests/fixtures/bench-run
+	$(MAKE) bench-report
 
 bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU, and its curve in docs
 	$(BIN)/dflash-trt bench report tests/fixtures/bench-run -o build/bench-report --force

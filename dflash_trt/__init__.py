@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from dflash_trt.errors import DFlashError as DFlashError
     from dflash_trt.errors import RequestError as RequestError
     from dflash_trt.llm import LLM as LLM
+    from dflash_trt.runtime.spec_generate import spec_generate as spec_generate
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "DFlashError", "RequestError", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM", "Chunk", "Completion", "DFlashError", "RequestError", "SamplingParams", "__version__", "spec_generate",
+]  # fmt: skip
 
 # Before onnxruntime is imported: its wheel (1.32) records events in a database under ~/.cache otherwise.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -27,6 +30,7 @@ _HOMES = {
     "DFlashError": "errors",
     "RequestError": "errors",
     "SamplingParams": "api.sampling_params",
+    "spec_generate": "runtime.spec_generate",
 }
 
 

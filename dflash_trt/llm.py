@@ -14,15 +14,19 @@ from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt, run
 from dflash_trt.api.chat_template import encode_chat, is_prompt
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.fields import refusal
-from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.api.signature import takes
+from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.embedded_backend import PendingRequest
 from dflash_trt.runtime.progress_display import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+    from dflash_trt.trtllm.llm_backend import TrtllmBackend
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts, or one for each."""
@@ -33,7 +37,7 @@ Bar = bool | Callable[..., Any]
 
 
 class LLMArguments(RuntimeOptions, frozen=True):
-    """Arguments of LLM: an engine directory, its target, and the settings of the runtime."""
+    """Arguments of LLM: an engine directory, a deployment or a draft, its target, and the settings of the runtime."""
 
     engine: str | Path
     target: str | Path | None = None
@@ -46,7 +50,7 @@ class LLMArguments(RuntimeOptions, frozen=True):
 
 
 class LLM(AbstractContextManager["LLM", None]):
-    """An engine directory and its target, serving requests from any thread.
+    """A target with its DFlash drafter, serving requests from any thread.
 
     >>> with LLM("engine") as llm:
     ...     print(llm.generate("def quicksort(")[0].text)
@@ -54,15 +58,20 @@ class LLM(AbstractContextManager["LLM", None]):
 
     @takes(LLMArguments)
     def __init__(self, arguments: LLMArguments) -> None:
-        """Loads both; `target` is a directory or a repository id, by default the one that the engine was built for.
+        """Loads both models. `engine` chooses what runs them:
 
-        The other arguments are the fields of `RuntimeOptions`. Raises EngineError, CheckpointError, RequestError and
-        MissingDependencyError.
+        * an engine directory, or a draft checkpoint, whose engine is then built in the cache (`built_engine`): the
+          embedded runtime;
+        * a deployment, by file or name: TensorRT-LLM, whose ranks are then spawned. Its file has the settings; the only
+          other one is draft_length=0, which decodes without the drafter.
+
+        `target` is a directory or a repository id, by default the engine's, the deployment's, or the catalogue's for a
+        known draft. The other arguments are the fields of `RuntimeOptions`. Raises BuildError, CheckpointError,
+        ConfigError, EngineError, RequestError and MissingDependencyError.
         """
-        from dflash_trt.runtime.load import open_engine  # it loads transformers: seconds
-
-        engine, target = arguments.engine, arguments.target
-        self.backend = open_engine(engine, None if target is None else str(target), arguments)
+        self.backend = _open(
+            str(arguments.engine), None if arguments.target is None else str(arguments.target), arguments
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -76,8 +85,8 @@ class LLM(AbstractContextManager["LLM", None]):
         """
         self.backend.close()
 
-    def metrics(self) -> DecoderMetrics:
-        """The decoder's current state, and totals since it started."""
+    def metrics(self) -> DecoderMetrics | None:
+        """The decoder's current state, and totals since it started; None for a deployment."""
         return self.backend.metrics()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -133,13 +142,37 @@ class LLM(AbstractContextManager["LLM", None]):
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The answer step by step, from the first `next` on; closing the iterator cancels the request."""
-        return _follow(PendingRequest(self.backend, prompt, _params(sampling_params), incremental=True))
+        return self.backend.follow(prompt, _params(sampling_params))
 
     def stream_async(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[Chunk, None]:
         """The answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels."""
         return self.backend.stream(prompt, _params(sampling_params))
+
+
+def _open(engine: str, target: str | None, options: RuntimeOptions) -> EmbeddedBackend | TrtllmBackend:
+    """The runtime of an engine directory, a draft checkpoint or a deployment."""
+    if (config := deployment_path(engine)) is not None:
+        from dflash_trt.trtllm.llm_backend import open_deployment
+
+        return open_deployment(config, target, _deployed_method(config, options))
+    from dflash_trt.runtime.cached_engine import built_engine, is_checkpoint
+    from dflash_trt.runtime.load import open_engine  # it loads transformers: seconds
+
+    directory: str | Path = engine
+    if is_checkpoint(engine, target):
+        directory, target = built_engine(engine, target)
+    return open_engine(directory, target, options)
+
+
+def _deployed_method(config: Path, options: RuntimeOptions) -> Method:
+    """Whether a deployment drafts; RequestError for settings that its file has."""
+    for name in RuntimeOptions.__struct_fields__:
+        value = getattr(options, name)
+        if value != getattr(DEFAULTS, name) and not (name == "draft_length" and value == 0):
+            raise RequestError(f"{name} is for an engine directory; the deployment file {config} sets it")
+    return "none" if options.draft_length == 0 else "dflash"
 
 
 def _prompt(given: Any) -> Any:
@@ -176,11 +209,3 @@ def _params(given: object) -> SamplingParams:
 
 def _settings(given: Params) -> SamplingParams | list[SamplingParams]:
     return [_params(each) for each in given] if isinstance(given, list | tuple) else _params(given)
-
-
-def _follow(pending: PendingRequest) -> Iterator[Chunk]:
-    pending.submit()
-    try:
-        yield from pending.chunks()
-    finally:
-        pending.cancel()

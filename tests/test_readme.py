@@ -25,15 +25,24 @@ EXAMPLES = BLOCK.findall((REPOSITORY / "docs" / "runtime.md").read_text())
 
 @pytest.fixture(scope="module")
 def substitutes() -> dict[str, Path]:
-    """Replacements for the names in the examples: a fixture engine, and its target."""
-    return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': FIXTURES / "tiny-qwen3"}
+    """Replacements for the names in the examples: fixture pairs, as an engine and as a draft."""
+    target = FIXTURES / "tiny-qwen3"
+    return {
+        '"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': target,
+        '"z-lab/Qwen3-8B-DFlash-b16"': FIXTURES / "tiny-qwen3-dflash", '"Qwen/Qwen3-8B"': target,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_example(code: str, substitutes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    for name, path in substitutes.items():
-        assert name in code, f"an example without {name}"
-        code = code.replace(name, repr(str(path)))
+def test_example(
+    code: str, substitutes: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    named = [name for name in substitutes if name in code]
+    assert len(named) == 2, "an example without a drafter and its target"
+    for name in named:
+        code = code.replace(name, repr(str(substitutes[name])))
     exec(compile(code, "docs/runtime.md", "exec"), {})
     assert len(capsys.readouterr().out.strip()) > 10
 
@@ -226,7 +235,7 @@ def test_the_readme_shows_every_command() -> None:
     shown = set(re.findall(r"`([a-z-]+)`", text.partition("## Commands")[2]))
     assert {name for name, command in cli.commands.items() if not command.hidden} == shown
     assert text.count("\n") <= 100
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3
 
 
 def test_make_targets_exist() -> None:

@@ -101,6 +101,8 @@ def render_chat(
     }
     try:
         return _render(tokenizer, messages, variables)
+    except RequestError:
+        raise
     except Exception as error:  # a template is a program: any type, by any input
         index = _first_failing(tokenizer, messages, variables)
         problem = cut(f"{type(error).__name__}: {error}")
@@ -130,6 +132,8 @@ def _first_failing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object
     def fails(length: int) -> bool:
         try:
             _render(tokenizer, messages[:length], variables)
+        except RequestError:
+            raise
         except Exception:
             return True
         return False

@@ -64,10 +64,10 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """Grammar that the text of an answer must match."""
 
-    kind: Literal["json_schema", "regex", "grammar", "structural_tag"]
-    """Language of `text`; the last two are xgrammar's: EBNF, and texts in tags."""
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
+    """Language of `text`, as in docs/serve.md."""
     text: str
-    """A regular expression, EBNF, or for the other kinds a JSON document."""
+    """A regular expression, a grammar in EBNF or Lark, or for the other kinds a JSON document."""
     field: str = "structured_outputs"
     """The request's field that errors name."""
 
@@ -99,7 +99,7 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
     logit_bias: Mapping[int, float] | None = None
     """Numbers to add to the logits of these tokens, -100 to 100 each."""
     structured_outputs: Grammar | None = None
-    """Grammar of the whole text, unless it ends at max_tokens; needs the package xgrammar."""
+    """Grammar of the whole text, unless it ends at max_tokens; needs the package llguidance."""
     draft_length: Annotated[int | None, Bounds(0, math.inf, "0 or more")] = None
     """Draft tokens to verify in a step: this many where the runtime chooses (`auto`), at most this many where that is
     fixed; 0 is plain decoding, None leaves it to the runtime. The output does not depend on it."""

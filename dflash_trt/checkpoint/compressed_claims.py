@@ -16,6 +16,12 @@ from dflash_trt.errors import CheckpointError, cut
 HINT = "vLLM serves this draft; for dflash-trt give the checkpoint that it was quantised from, and a --recipe"
 
 
+ESCAPED = re.compile(r"\\.", re.DOTALL)
+UNBOUNDED = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=|\(\?[a-zA-Z]*x")
+"""Repeated groups, references to groups and verbose mode, whose time may grow exponentially with a name's length."""
+MAX_PATTERN, MAX_REPEATS, MAX_NAME = 1000, 4, 64
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A group of modules that share a scheme (QuantizationScheme)."""
 
@@ -86,6 +92,16 @@ def scheme_of(config: Facts, claims: Claims, module: str) -> Scheme:
 
 
 def _matches(config: Facts, pattern: str, module: str) -> bool:
+    """Whether a regular expression of the file matches; only those are tried whose time is bounded."""
+    plain = ESCAPED.sub("x", pattern)
+    is_bounded = len(pattern) <= MAX_PATTERN and sum(map(plain.count, "*+{")) <= MAX_REPEATS
+    if not is_bounded or UNBOUNDED.search(plain) or UNBOUNDED.search(pattern):
+        raise refusal(
+            config, "config_groups", f"a regular expression with at most {MAX_REPEATS} repeats, none of a group",
+            cut(pattern),
+        )  # fmt: skip
+    if len(module) > MAX_NAME:
+        return False
     try:
         return re.match(pattern, module) is not None
     except re.error as error:

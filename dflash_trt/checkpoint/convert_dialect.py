@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 
 from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
-from dflash_trt.checkpoint.dialects import dflash2, modelopt, speculators_layout
+from dflash_trt.checkpoint.dialects import modelopt, speculators_layout, zlab_layout
 from dflash_trt.checkpoint.dialects.dialect import Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.modelopt_config import Json, claim
 from dflash_trt.checkpoint.own_vocabulary import T2D, head_token_ids
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, SafetensorsWriter, aligned, is_ours
@@ -26,7 +27,7 @@ from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import OutputKind, new_directory
 
-LAYOUTS = {layout.name: layout for layout in (dflash2.LAYOUT, speculators_layout.LAYOUT, modelopt.LAYOUT)}
+LAYOUTS = {layout.name: layout for layout in (zlab_layout.LAYOUT, speculators_layout.LAYOUT, modelopt.LAYOUT)}
 CARRIED_KEYS = {
     "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
     "transformers_version", "use_cache",
@@ -53,7 +54,7 @@ def convert_dialect(
     `output` exists and `force` is false, holds the draft, or cannot be written.
     """
     with new_checkpoint(draft, output, force=force) as directory:
-        config = _config(draft, layout, verifier)
+        config, details = _config(draft, layout, verifier)
         check_finite(tensor for tensor in draft.weights.values() if isinstance(tensor, DecodedTensor))
         tensors = layout.stored(draft.weights)
         derived = _t2d(draft) if layout is speculators_layout.LAYOUT else {}
@@ -65,8 +66,8 @@ def convert_dialect(
             for name, values in derived.items():
                 writer.write(name, values)
         write_json(directory / "config.json", config)
-        if (details := draft.directory / HF_QUANT_CONFIG).is_file():
-            shutil.copyfile(details, directory / HF_QUANT_CONFIG)
+        if details is not None:
+            write_json(directory / HF_QUANT_CONFIG, details)
         _check(draft, read_draft(directory))
 
 
@@ -100,19 +101,19 @@ def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
             shutil.copyfile(file, directory / file.name)
 
 
-def _config(draft: DraftCheckpoint, layout: Layout, verifier: Verifier | None) -> dict[str, object]:
+def _config(draft: DraftCheckpoint, layout: Layout, verifier: Verifier | None) -> tuple[Json, Json | None]:
+    """config.json and, of a quantised draft, hf_quant_config.json."""
     config = layout.to_config(draft.spec, draft.torch_dtype())
     if verifier is not None:
         config = speculators_layout.name_verifier(config, verifier.name, verifier.architectures)
-    if algorithms := draft.quantization.algorithms():
-        if not layout.holds_quantised:
-            raise CheckpointError(
-                f"{draft.directory}: expected an unquantised draft, which is what the layout {layout.name} holds, found"
-                f" {', '.join(sorted(algorithms))}",
-                hint="convert the checkpoint that it was quantised from",
-            )
-        config["quantization_config"] = draft.config.values().get("quantization_config")
-    return {key: value for key, value in draft.config.values().items() if key in CARRIED_KEYS} | config
+    if (algorithms := draft.quantization.algorithms()) and not layout.holds_quantised:
+        raise CheckpointError(
+            f"{draft.directory}: expected an unquantised draft, which is what the layout {layout.name} holds, found"
+            f" {', '.join(sorted(algorithms))}",
+            hint="convert the checkpoint that it was quantised from",
+        )
+    carried = {key: value for key, value in draft.config.values().items() if key in CARRIED_KEYS}
+    return claim(carried | config, draft.quantization, draft.spec.linear_modules())
 
 
 def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:

@@ -13,9 +13,9 @@ import msgspec
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.gguf import describe as describe_gguf
-from dflash_trt.checkpoint.dialects.keys import refuse_unread
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, recognise
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
+from dflash_trt.checkpoint.dialects.restated import check_restated
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.engine_config import as_checkpoint
@@ -32,6 +32,7 @@ from dflash_trt.checkpoint.quantization import (
     refuse_foreign,
 )
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, check_tensors
+from dflash_trt.checkpoint.tidy_names import refuse_plain_model, tidied
 from dflash_trt.errors import CheckpointError
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -53,6 +54,8 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Dialect that the checkpoint is written in."""
     stored_as: str | None = None
     """Format and scheme, in words, of a GGUF file or of packed weights that are read as BF16."""
+    prefix: str = ""
+    """Prefix that all tensors have in the file, and none in `weights`."""
 
     def scaled_alike(self, modules: Sequence[str]) -> bool:
         """Whether linear layers are all dense, or all quantised by one algorithm with the same global scale."""
@@ -91,8 +94,10 @@ def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
 
     Raises CheckpointError also for an unread key that may change what a draft computes.
     """
-    spec = recognise(config).read(config, weights)
-    refuse_unread(config)
+    dialect = recognise(config)
+    spec = dialect.read(config, weights)
+    check_restated(config, spec)
+    dialect.refuse_unread(config)
     return spec
 
 
@@ -108,7 +113,9 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     dialect = recognise(config)
     refuse_foreign(config)
     _refuse_pickles(directory)
-    stored, stored_as = dialect.load(directory), None
+    stored, prefix = tidied(dialect.load(directory))
+    stored_as = None
+    refuse_plain_model(directory, stored)
     if is_compressed(config):
         from dflash_trt.checkpoint.compressed_tensors import read_compressed
 
@@ -130,7 +137,7 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     head_token_ids(spec, weights)
     return DraftCheckpoint(
         directory=directory, spec=spec, config=config, quantization=quantization, weights=weights, dialect=dialect,
-        stored_as=stored_as,
+        stored_as=stored_as, prefix=prefix,
     )  # fmt: skip
 
 

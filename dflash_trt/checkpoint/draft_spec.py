@@ -18,6 +18,7 @@ SELECTOR = "candidate_selector"
 CONVOLVED = {"self_attn": "attention_conv", "mlp": "mlp_conv"}
 """The convolution around each sublayer of a DFlash2 draft."""
 MARKOV, CONFIDENCE = "markov_head", "confidence_head"
+LILICORR = "lilicorr"
 MARKOV_CANDIDATES = 32
 """Candidates of each slot that a Markov head scores, the best by logits. Our choice: it affects drafts, never answers.
 
@@ -67,6 +68,27 @@ class MarkovHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     When `build` trims the head, markov_w2 stays whole.
     """
+
+
+class LatticeCorrelator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """LiLiCorr's transformer over all K * top_k candidates of a block, whose two vectors each score the edges."""
+
+    hidden_size: Positive
+    num_layers: Annotated[int, msgspec.Meta(ge=0)]
+    num_heads: Positive
+    mlp_ratio: Annotated[float, msgspec.Meta(gt=0)]
+    """Channels of an MLP for each of hidden_size."""
+    top_k: Positive
+    factor_dim: Positive
+    """Size of the two vectors of a candidate: the score of an edge is a scaled cosine."""
+    vector_eps: Annotated[float, msgspec.Meta(gt=0)]
+    """Smallest norm by which a vector is divided."""
+    logit_scale: float
+
+    @property
+    def mlp_hidden_size(self) -> int:
+        """Channels of a layer's MLP, rounded down as in vLLM 0.33."""
+        return int(self.hidden_size * self.mlp_ratio)
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,9 +142,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     block_conv: BlockConv | None = None
     """None in drafts without convolutions."""
     candidate_selector: SelectorSizes | None = None
-    """None where logits alone, or a Markov head, score candidates."""
+    """None in drafts other than DFlash2's."""
     markov_head: MarkovHead | None = None
     """None in drafts other than DSpark's."""
+    lilicorr: LatticeCorrelator | None = None
+    """None in drafts other than LiLiCorr's."""
     sample_from_anchor: bool = False
     """Whether row j of a block predicts the token after its own position, row 0 too (DSpark), so that K = S."""
     output_multiplier: float = 1
@@ -157,14 +181,17 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             return "DSpark"
         if self.sample_from_anchor:
             return "anchor-first DFlash"
+        if self.lilicorr is not None:
+            return "LiLiCorr"
         return "DFlash" if self.block_conv is None and self.candidate_selector is None else "DFlash2"
 
     @property
     def num_candidates(self) -> int | None:
-        """k, candidates of each slot; None without a selector or Markov head to score them after the slot before."""
+        """k, candidates of each slot; None where nothing scores them after the candidates of the slot before."""
         if self.markov_head is not None:
             return min(MARKOV_CANDIDATES, self.draft_vocab_size or self.vocab_size or MARKOV_CANDIDATES)
-        return None if self.candidate_selector is None else self.candidate_selector.top_k
+        scorer = self.lilicorr or self.candidate_selector
+        return None if scorer is None else scorer.top_k
 
     @property
     def target_hidden_size(self) -> int:
@@ -197,7 +224,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
 
     def linear_modules(self) -> list[str]:
-        """The linear layers that recipes may name: all but embedding, lm_head and those of DFlash2 and DSpark."""
+        """The linear layers that recipes may name: DFlash's own, without embedding and lm_head."""
         attention = ATTENTION if self.attention_gate is None else (*ATTENTION, "g_proj")
         modules = [*(f"self_attn.{name}" for name in attention), *(f"mlp.{name}" for name in MLP)]
         return ["fc", *(f"layers.{layer}.{module}" for layer in range(self.num_layers) for module in modules)]

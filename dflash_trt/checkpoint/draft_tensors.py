@@ -9,12 +9,15 @@ from dflash_trt.checkpoint.draft_spec import (
     D2T,
     EMBEDDING,
     HEAD,
+    LILICORR,
     MARKOV,
     MASK_EMBEDDING,
     SELECTOR,
     PartialDraftSpec,
 )
 
+CANDIDATE_FEATURES = 5
+"""log p, p, log p below the best, rank from 0 to 1, and whether it is the best, of each candidate of LiLiCorr."""
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
 
@@ -38,7 +41,7 @@ def tensor_shapes(spec: PartialDraftSpec) -> Shapes:
         shapes[D2T] = (spec.draft_vocab_size or 0,)
     for layer in range(spec.num_layers):
         shapes |= _layer_shapes(spec, layer)
-    return shapes | dflash2_shapes(spec) | dspark_shapes(spec)
+    return shapes | added_shapes(spec)
 
 
 def linear_shapes(spec: PartialDraftSpec) -> Shapes:
@@ -70,8 +73,13 @@ def _layer_shapes(spec: PartialDraftSpec, layer: int) -> Shapes:
     return shapes | dict.fromkeys(norms, (H,))
 
 
+def added_shapes(spec: PartialDraftSpec) -> Shapes:
+    """The tensors that DFlash2, DSpark and LiLiCorr add to DFlash, which no recipe quantises."""
+    return dflash2_shapes(spec) | dspark_shapes(spec) | lilicorr_shapes(spec)
+
+
 def dflash2_shapes(spec: PartialDraftSpec) -> Shapes:
-    """The tensors of convolutions and selector, which no recipe quantises."""
+    """The tensors of convolutions and selector."""
     H, shapes = spec.hidden_size, Shapes()
     if (conv := spec.block_conv) is not None:
         names = [f"layers.{layer}.{name}" for layer in range(spec.num_layers) for name in CONVOLVED.values()]
@@ -86,7 +94,7 @@ def dflash2_shapes(spec: PartialDraftSpec) -> Shapes:
 
 
 def dspark_shapes(spec: PartialDraftSpec) -> Shapes:
-    """The tensors of Markov and confidence head, which no recipe quantises."""
+    """The tensors of Markov and confidence head."""
     if (head := spec.markov_head) is None:
         return {}
     V, r, width = spec.vocab_size or 0, head.rank, spec.hidden_size + head.rank
@@ -96,3 +104,28 @@ def dspark_shapes(spec: PartialDraftSpec) -> Shapes:
     if head.confidence:
         shapes |= {f"{CONFIDENCE}.proj.weight": (1, width), f"{CONFIDENCE}.proj.bias": (1,)}
     return shapes
+
+
+def lilicorr_shapes(spec: PartialDraftSpec) -> Shapes:
+    """The tensors of LiLiCorr's correlator (vLLM 0.33, models/lilicorr.py)."""
+    if (sizes := spec.lilicorr) is None:
+        return {}
+    H, C, F, S, V = spec.hidden_size, sizes.hidden_size, sizes.mlp_hidden_size, spec.block_size, sizes.factor_dim
+    linears: Shapes = dict.fromkeys(("token_proj", "pass_hidden_proj", "context_proj"), (C, H))
+    if C == H:
+        del linears["token_proj"]  # the identity
+    linears |= {"feature_mlp.up_proj": (C, CANDIDATE_FEATURES), "feature_mlp.down_proj": (C, C)}
+    linears |= {"factor_input_proj": (C, 3 * C), "out_head": (V, C), "in_head": (V, C), "anchor_out_head": (V, C)}
+    shapes: Shapes = {
+        "feature_norm.weight": (CANDIDATE_FEATURES,), "feature_norm.bias": (CANDIDATE_FEATURES,),
+        "slot_embedding": (1, 1, spec.num_draft_tokens, 1, C), "rank_embedding": (1, 1, 1, sizes.top_k, C),
+        "relative_slot_bias": (sizes.num_heads, 2 * S - 1), "same_slot_bias": (sizes.num_heads,),
+        "output_norm.weight": (C,), "anchor_norm.weight": (C,),
+    }  # fmt: skip
+    for layer in (f"layers.{i}" for i in range(sizes.num_layers)):
+        shapes |= {f"{layer}.attn.in_proj_weight": (3 * C, C), f"{layer}.attn.in_proj_bias": (3 * C,)}
+        shapes |= {f"{layer}.attn_norm.weight": (C,), f"{layer}.mlp_norm.weight": (C,)}
+        linears |= {f"{layer}.attn.out_proj": (C, C), f"{layer}.mlp.up_proj": (F, C), f"{layer}.mlp.down_proj": (C, F)}
+    shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
+    shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
+    return {f"{LILICORR}.{name}": shape for name, shape in shapes.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dflash_trt.errors import CheckpointError, cut
+from dflash_trt.files.foreign import NUM_BYTES, foreign_content
 from dflash_trt.files.json_file import MAX_BYTES, json_object
 from dflash_trt.files.read import read_bytes
 
@@ -40,6 +41,8 @@ class Facts:
                 f"{file}: no such file: expected a model configuration", hint="check the path to the checkpoint"
             )
         content = read_bytes(file, CheckpointError, limit=MAX_BYTES)
+        if (found := foreign_content(content[:NUM_BYTES])) is not None:
+            raise CheckpointError(f"{file} is {found[0]}, not {what}", hint=found[1])
         # transformers writes Infinity into some configurations; a number that is read here is finite.
         return cls(json_object(content, file, CheckpointError, what=what, hint=hint, finite=False), file)
 
@@ -71,6 +74,15 @@ class Facts:
         """Whether the value at `key` equals `value` in value and type; it does not count as read."""
         found = self._values.get(key)
         return found == value and isinstance(found, bool) == isinstance(value, bool)
+
+    def equals(self, key: str, value: object) -> bool:
+        """Whether the value at `key` equals `value` in value and type; it counts as read."""
+        self._was_read.add(self.path(key))
+        return self.holds(key, value)
+
+    def path(self, key: str) -> str:
+        """The key with the sections that it lies in."""
+        return f"{self._scope}{key}"
 
     def integer(self, key: str, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
         """The integer at `key`, from `minimum` to `maximum`."""

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_trt.checkpoint.gguf_tensor import gguf_tensor
-from dflash_trt.checkpoint.safetensors_file import MAX_FILE_BYTES, MAX_HEADER_BYTES, REDOWNLOAD, StoredTensor
+from dflash_trt.checkpoint.safetensors_file import (
+    MAX_FILE_BYTES,
+    MAX_HEADER_BYTES,
+    REDOWNLOAD,
+    StoredTensor,
+    refuse_foreign,
+)
 from dflash_trt.errors import CheckpointError, shown
+from dflash_trt.files.foreign import NUM_BYTES
 from dflash_trt.files.read import open_file
 
 MAGIC = b"GGUF"
@@ -112,6 +119,7 @@ def read_gguf(file: Path) -> Gguf:
         except ValueError:
             raise CheckpointError(f"{file}: expected a GGUF file, found an empty one", hint=REDOWNLOAD) from None
     with data:
+        refuse_foreign(file, data[:NUM_BYTES])
         header = _Header(file, data)
         if bytes(header.values("B", 4)) != MAGIC or header.value("I") not in VERSIONS:
             raise header.error(f"a GGUF file of version {' or '.join(map(str, VERSIONS))}", shown(data[:8]))

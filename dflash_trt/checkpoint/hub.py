@@ -10,10 +10,12 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_entry
 from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
-from dflash_trt.errors import CheckpointError, UnreachableError, first_line
+from dflash_trt.errors import CheckpointError, UnreachableError, cut, first_line
 
 CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Facts, tokenizer and chat template; never weights, never pickles."""
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Errors of the hub's client on files of its cache that are not what it wrote."""
 IN_FOLDERS = ["*/*"]  # original/ and others duplicate the weights
 
 
@@ -23,10 +25,46 @@ def fetch_configuration(repository: str, revision: str | None = None) -> Path:
     `revision` is a commit; None takes the main branch.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     with _as_checkpoint_error(repository, "files"):
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=CONFIGURATION, ignore_patterns=IN_FOLDERS)
+        try:
+            return Path(
+                snapshot_download(
+                    repository, revision=revision, allow_patterns=CONFIGURATION, ignore_patterns=IN_FOLDERS
+                )
+            )
+        except (LocalEntryNotFoundError, *DAMAGED):
+            if (snapshot := _cached_snapshot(repository, revision)) is None:
+                raise
+            return snapshot
+
+
+def _cached_snapshot(repository: str, revision: str | None) -> Path | None:
+    """The snapshot of the cache that has config.json, complete or not; None without one.
+
+    huggingface_hub 2.4 refuses a snapshot offline that lacks a file of the asked patterns, also where nothing needs it.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(repository, "config.json", revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def refuse_hub_cache(directory: Path) -> None:
+    """Raises CheckpointError for a folder of the hub's cache that holds snapshots, or repositories."""
+    snapshots = sorted(path.parent for path in directory.glob("snapshots/*/config.json"))
+    repositories = sorted(path.name for path in directory.glob("models--*"))
+    if snapshots:
+        raise CheckpointError(
+            f"{directory}: expected a checkpoint directory, found a repository of the Hugging Face cache",
+            hint=f"give its snapshot {snapshots[-1]}, or the repository's id",
+        )
+    if repositories:
+        owner, _, name = repositories[0].removeprefix("models--").partition("--")
+        raise CheckpointError(
+            f"{directory}: expected a checkpoint directory, found the Hugging Face cache itself",
+            hint=f"give the id of a repository, as {owner}/{name}",
         )
 
 
@@ -37,8 +75,8 @@ def fetch_weights(directory: Path) -> None:
     from huggingface_hub import HfApi, snapshot_download
 
     repository, commit = place
-    with _as_checkpoint_error(repository, "weights"):
-        missing = [name for name in _weight_names(directory) if not (directory / name).is_file()]
+    missing = [name for name in _weight_names(directory) if not (directory / name).is_file()]
+    with _as_checkpoint_error(repository, f"weights ({cut(', '.join(missing))})"):
         sizes = [entry.size for entry in HfApi().get_paths_info(repository, missing, revision=commit)]
         print(f"{repository}: fetching {len(sizes)} files of weights, {sum(sizes) / 1e9:.1f} GB", file=sys.stderr)
         snapshot_download(repository, revision=commit, allow_patterns=missing, ignore_patterns=IN_FOLDERS)
@@ -121,4 +159,9 @@ def _as_checkpoint_error(repository: str, what: str) -> Iterator[None]:
         raise UnreachableError(
             f"{repository}: no {what} in the Hugging Face cache, and {reason}",
             hint=f"on a machine with network: hf download {repository}",
+        ) from None
+    except DAMAGED as error:
+        raise CheckpointError(
+            f"{repository}: its entry in the Hugging Face cache is damaged ({first_line(error)})",
+            hint=f"remove it and fetch it again: hf cache rm model/{repository}",
         ) from None

@@ -116,6 +116,11 @@ def read_scale(tensor: StoredTensor) -> float:
     return float(value)
 
 
+def claims_of(document: Facts) -> Facts:
+    """The part with the algorithm: nested in hf_quant_config.json and in the section of modelopt's DFlash exporter."""
+    return document.section("quantization") if "quantization" in document else document
+
+
 def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
     """Raises CheckpointError where the configuration, which other runtimes rely on, contradicts the tensors."""
     file = config.file.with_name(HF_QUANT_CONFIG)
@@ -123,7 +128,7 @@ def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) ->
     actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED
     claims: list[tuple[str, str | None]] = []
     if file.is_file():
-        details = Facts.load(file, what="a modelopt quantisation config").section("quantization")
+        details = claims_of(Facts.load(file, what="a modelopt quantisation config"))
         claims.append((f"{file}: quantization.quant_algo", details.optional("quant_algo", details.text)))
         claimed_cache = details.optional("kv_cache_quant_algo", details.text)
         if (claimed_cache == FP8) != fp8_kv_cache:
@@ -132,10 +137,8 @@ def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) ->
                 f"{file}: quantization.kv_cache_quant_algo: expected {FP8 if fp8_kv_cache else None} ({scales}),"
                 f" found {claimed_cache}"
             )
-    if "quantization_config" in config:
-        section = config.section("quantization_config")
-        if "quantization" in section:  # modelopt's DFlash exporter nests hf_quant_config.json here
-            section = section.section("quantization")
+    if SECTION in config:
+        section = claims_of(config.section(SECTION))
         claim = section.optional("quant_algo", section.text)  # none: only the context cache
         claims.append((f"{config.file}: quantization_config.quant_algo", claim))
     if actual is not None and not claims:

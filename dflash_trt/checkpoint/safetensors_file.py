@@ -15,6 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from dflash_trt.errors import CheckpointError, cut, shown
+from dflash_trt.files.foreign import NUM_BYTES, foreign_content
 from dflash_trt.files.json_file import json_object
 from dflash_trt.files.read import open_file
 
@@ -91,6 +92,8 @@ def check_tensors(
 
 
 def _read_header(file: Path, stream: BinaryIO, file_bytes: int) -> bytes:
+    refuse_foreign(file, stream.read(NUM_BYTES))
+    stream.seek(0)
     header_bytes = int.from_bytes(stream.read(8), "little")
     if file_bytes < 8 or not 2 <= header_bytes <= min(MAX_HEADER_BYTES, file_bytes - 8):
         raise CheckpointError(
@@ -99,6 +102,12 @@ def _read_header(file: Path, stream: BinaryIO, file_bytes: int) -> bytes:
             hint=REDOWNLOAD,
         )
     return stream.read(header_bytes)
+
+
+def refuse_foreign(file: Path, begin: bytes) -> None:
+    """Raises CheckpointError for a file that begins as a pointer of Git LFS or a web page does."""
+    if (found := foreign_content(begin)) is not None:
+        raise CheckpointError(f"{file} is {found[0]}, not a file of a checkpoint", hint=found[1])
 
 
 class _Entry(msgspec.Struct):

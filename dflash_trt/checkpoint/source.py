@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dflash_trt.checkpoint.hub import fetch_configuration, fetch_weights
+from dflash_trt.checkpoint.hub import fetch_configuration, fetch_weights, refuse_hub_cache
 from dflash_trt.errors import CheckpointError
 
 GGUF = ".gguf"
@@ -82,6 +82,7 @@ def _by_content(directory: Path) -> Path:
             f"{directory}: expected a draft or a target, found a LoRA adapter (adapter_config.json)",
             hint="merge it into its model first (peft: merge_and_unload), and give that",
         )
+    refuse_hub_cache(directory)
     files = sorted(directory.glob(f"*{GGUF}"))
     if len(files) > 1:
         names = ", ".join(file.name for file in files)

@@ -65,6 +65,11 @@ def _no_weights(directory: Path) -> CheckpointError:
             " which can run code when they are loaded and are never read",
             hint="convert them to safetensors: https://huggingface.co/docs/safetensors/convert-weights",
         )
+    if unfinished := sorted(p.name for p in directory.iterdir() if p.suffix == ".incomplete"):
+        return CheckpointError(
+            f"{directory}: missing {SINGLE} or {INDEX}; {unfinished[0]} is a download that was not finished",
+            hint="run the download again; it continues where it stopped",
+        )
     return CheckpointError(f"{directory}: missing {SINGLE} or {INDEX}", hint="check the path to the checkpoint")
 
 

@@ -39,8 +39,7 @@ def print_points(output: Path, *, as_json: bool) -> None:
 
 def measure(sweep: Sweep) -> None:
     """Measures all missing points, and counts their answers on stderr."""
-    servers = sweep.experiment.servers
-    missing = [point for server in servers for point in sweep.missing(server.method.name)]
+    missing = sweep.all_missing()
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),
@@ -55,12 +54,11 @@ def measure(sweep: Sweep) -> None:
             text = f"{point.method}{category} c{point.concurrency} ({missing.index(point) + 1}{count})"
             bar.update(task, description=text, completed=num_answers + num_new)
 
-        for server in servers:
-            bar.update(task, description=f"{server.method.name}: starting")
-            for point, measured, warnings in sweep.measure(server, show):
-                num_answers += point.num_requests  # all planned ones: a failed request ends its conversation
-                bar.update(task, completed=num_answers)
-                if not is_terminal:
-                    click.echo(f"{missing.index(point) + 1}{count} {describe_point(measured)}", err=True)
-                for warning in warnings:
-                    console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+        bar.update(task, description="starting")
+        for point, measured, warnings in sweep.measure(show):
+            num_answers += point.num_requests  # all planned ones: a failed request ends its conversation
+            bar.update(task, completed=num_answers)
+            if not is_terminal:
+                click.echo(f"{missing.index(point) + 1}{count} {describe_point(measured)}", err=True)
+            for warning in warnings:
+                console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ import click
 
 from dflash_trt.cli.build_dry_run import print_deployment_dry_run, print_plan_dry_run
 from dflash_trt.cli.build_engine import build_checkpoint, build_deployment
-from dflash_trt.cli.build_request import BACKENDS, BuildRequest, check_usage
+from dflash_trt.cli.build_request import BACKENDS, BuildRequest, asked_plans, check_usage
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.options import PATH, options, parsed
 from dflash_trt.deploy.deployment_path import deployment_path
@@ -132,7 +132,8 @@ def _add_plans(engine: Path, request: BuildRequest) -> None:
     """Adds plans; an error also says that the engine is complete without them."""
     from dflash_trt.engine.plans.add_plans import add_plans
 
-    plan_options = (read_manifest(engine).plan_options or DEFAULTS).changed(**request.plan_changes)
+    manifest = read_manifest(engine)
+    plan_options = asked_plans(manifest.plan_options, manifest.quantization.algorithms(), request)
     try:
         add_plans(engine, plan_options, request.cache)
     except DFlashError as error:

@@ -9,22 +9,22 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.quantization import Quantization
-from dflash_trt.cli.build_request import BuildRequest, refuse_for_deployment
+from dflash_trt.cli.build_request import BuildRequest, asked_plans, refuse_for_deployment
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import as_text, dry_run
-from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
+from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, POOL_FRACTION, GpuMemory
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, plan_sizes
+from dflash_trt.deploy.schema import TITLES
 from dflash_trt.engine.manifest import read_manifest, read_parts
 from dflash_trt.engine.plans.build_checks import check_build, check_gpus, check_limits
-from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.errors import ConfigError
 
 
 def print_deployment_dry_run(config: Path, request: BuildRequest) -> None:
-    """Prints what `config` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it."""
+    """Prints what `config` resolves to; raises ConfigError, after printing, where its runtime could not serve it."""
     refuse_for_deployment()
     file, name = load_deployment(config), config.stem
     deployment = resolve(file, name, target=request.target)
@@ -43,14 +43,14 @@ def print_deployment_dry_run(config: Path, request: BuildRequest) -> None:
         for finding in report.findings:
             click.echo(finding, err=True)
     if errors := report.num_errors():
-        raise ConfigError(f"{name}: TensorRT-LLM cannot run this configuration: {errors} error(s)")
+        raise ConfigError(f"{name}: {TITLES[report.runtime]} cannot run this configuration: {errors} error(s)")
 
 
 def print_plan_dry_run(engine: Path, request: BuildRequest) -> None:
     """Prints how the plans of an engine directory would be built."""
     manifest = read_manifest(engine)
-    options = (manifest.plan_options or PlanOptions()).changed(**request.plan_changes)
     algorithms = manifest.quantization.algorithms()
+    options = asked_plans(manifest.plan_options, algorithms, request)
     check_build(manifest.draft, algorithms, options, has_timing_cache=request.cache is not None)
     part, of_part = read_parts(engine, manifest)[0]
     commands = trtexec_commands(
@@ -72,12 +72,13 @@ def print_plan_dry_run(engine: Path, request: BuildRequest) -> None:
 
 def _planned_commands(deployment: ResolvedDeployment, output: Path, request: BuildRequest) -> list[str]:
     """trtexec commands for the plans of `output`, which need not exist yet."""
-    options = plan_sizes(deployment).changed(**request.plan_changes)
+    algorithms = set(deployment.algorithms.values())
+    options = asked_plans(plan_sizes(deployment), algorithms, request)
     major, minor = deployment.gpus.gpu.compute_capability
     served = msgspec.structs.replace(
         options, compute_capabilities=options.compute_capabilities or (f"{major}.{minor}",)
     )
-    check_gpus(set(deployment.algorithms.values()), served)
+    check_gpus(algorithms, served)
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
     num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
@@ -89,7 +90,8 @@ def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
     gpu = deployment.gpus.gpu
     rows = [(item.name, human_bytes(item.bytes), item.how) for item in memory.items]
     rows += [("not counted", "?", what) for what in memory.unknown]
-    pool = f"{deployment.kv_cache_fraction:g} of the rest"
+    fraction = deployment.kv_cache_fraction if deployment.usual_runtime == "trtllm" else POOL_FRACTION
+    pool = f"{fraction:g} of the rest"
     if memory.full_requests is not None:
         pool += f": {memory.full_requests} requests of {deployment.max_seq_len} tokens"
     rows.append(("cache pool", human_bytes(memory.pool_bytes), pool))

@@ -17,11 +17,11 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.build_request import BuildRequest, check_calibration, refuse_for_deployment
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.cli.recipes import describe, recipe_and_ranges, say_dequantised
-from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, plan_sizes
+from dflash_trt.deploy.trained_target import pair_warnings, shapes_fit, trained_target
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.shards import not_shared
 from dflash_trt.files.command import quoted
@@ -42,8 +42,6 @@ def build_checkpoint(request: BuildRequest) -> Path:
     check_calibration(request.recipe, request)
     find_target = configuration_directory if request.head is None else checkpoint_directory
     pair = read_pair(draft, target, find_target)
-    if (usual_target := trained_for(draft, target)) is not None:
-        click.echo(f"warning: {draft} was trained for {usual_target}, not for {target}", err=True)
     return _write(request, draft, target, pair, recipe=request.recipe, output=request.output, num_ranks=request.tp or 1)
 
 
@@ -87,7 +85,11 @@ def _write(
             num_ranks=num_ranks, plan_options=plan_options,
         )
     )  # fmt: skip
-    click.echo(f"{click.format_filename(draft)} fits target {click.format_filename(target)}", err=True)
+    names = click.format_filename(draft), click.format_filename(target)
+    trained = trained_target(draft, source.config)
+    click.echo(shapes_fit(*names, trained), err=True)
+    for warning in pair_warnings(names[0], source.spec, trained, names[1], partner):
+        click.echo(f"warning: {warning}", err=True)
     if recipe is not None:
         click.echo(describe(summary(source, manifest.quantization)), err=True)
     if request.head is not None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import click
 import msgspec
 
 from dflash_trt.cli.options import refuse_given
+from dflash_trt.engine.plans.build_checks import for_able_gpus
+from dflash_trt.engine.plans.machine import NAMES
 from dflash_trt.engine.plans.plan import Compatibility, PlanOptions
 from dflash_trt.engine.plans.timing_cache import TimingCache
 
@@ -73,6 +76,15 @@ class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.timing_cache is None:
             return None
         return TimingCache(file=self.timing_cache, reproducible=self.reproducible)
+
+
+def asked_plans(options: PlanOptions | None, algorithms: Collection[str], request: BuildRequest) -> PlanOptions:
+    """`options` changed as requested, without the GPUs that lack one of the `algorithms`, which stderr names."""
+    options, lacking = for_able_gpus(algorithms, (options or PlanOptions()).changed(**request.plan_changes))
+    for capability, reason in lacking.items():
+        names = ", ".join(NAMES.get(capability, ("unknown",)))
+        click.echo(f"warning: no plans for SM {capability} ({names}): {reason}", err=True)
+    return options
 
 
 def check_usage(request: BuildRequest) -> None:

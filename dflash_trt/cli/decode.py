@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from dflash_trt.api.acceptance import NEAR_ZERO_TAU
+from dflash_trt.api.acceptance import NEAR_ZERO_TAU, Acceptance
 from dflash_trt.api.backend import Backend, run
 from dflash_trt.api.chat_template import encode
 from dflash_trt.api.completion import Completion
+from dflash_trt.api.paired_speed import Pair, PairedSpeed, Timing, paired_speed, take_turns
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.deploy.deployment_file import Method
@@ -37,9 +38,9 @@ COUNTS = {
     "tau_of_drafting_passes": "tau_of_drafting_passes",
 }
 """Acceptance in the document of `generate --json`: its names, and Acceptance's."""
-SLOWER = 0.95  # share of plain decoding's speed; two runs differ by less
-SECONDS = 5.0
-"""A comparison that took less is timed again: one run of a tenth of a second says little on a busy machine."""
+DIFFER = "WRONG: the tokens differ from plain decoding's; dflash-trt verify finds the first that does"
+SECONDS = 20.0
+"""Time for pairs of a comparison with plain decoding; at least one is measured."""
 
 
 @dataclass(kw_only=True)
@@ -66,27 +67,26 @@ class Job:
         """Draws with and without the drafter with one seed, so that sampled tokens are comparable, too."""
         self.params = msgspec.structs.replace(self.params, seed=self.params.sampler().seed)
 
-    def run(self, open_backend: OpenBackend, rounds: int = 1) -> None:
+    def run(self, open_backend: OpenBackend, *, takes_turns: bool = False) -> None:
         """Decodes and prints: one JSON document, or text as it grows and what it cost.
 
-        A short comparison with plain decoding runs up to `rounds` times.
+        A comparison with plain decoding `takes_turns` where a backend opens in no time; otherwise both decode once.
         """
-        start = time.monotonic()
         shown = not self.as_json
         drafted = self._decode(open_backend, "dflash", shown)
         plain: list[Completion] = []
+        speed: PairedSpeed | None = None
         if self.baseline:
             if shown:
                 click.secho("\n\nwithout the drafter:", bold=True)
             plain = self._decode(open_backend, "none", shown)
-            for _ in range(rounds - 1):
-                if time.monotonic() - start > SECONDS:
-                    break
-                drafted = _faster(drafted, self._decode(open_backend, "dflash", shown=False))
-                plain = _faster(plain, self._decode(open_backend, "none", shown=False))
+            pairs = self._pairs(open_backend) if takes_turns else [Pair(_timing(plain), _timing(drafted))]
+            speed = paired_speed(pairs, _acceptance_length(drafted))
         if shown:
             click.echo("\n" if self.baseline else "")
             _print_costs(drafted, plain)
+            if speed is not None:
+                click.echo(speed_line(speed, _acceptance_length(drafted)))
             return
         documents = [_document(answer) for answer in drafted]
         for document, plain_answer in zip(documents, plain, strict=self.baseline):
@@ -96,7 +96,25 @@ class Job:
                 "seconds": plain_answer.seconds,
             }
             document["identical"] = plain_answer.token_ids == document["token_ids"]
-        print_json("generate", {"requests": documents})
+        compared = {} if speed is None else {"speed": msgspec.structs.asdict(speed) | {"verdict": speed.outcome}}
+        print_json("generate", {"requests": documents, **compared})
+
+    def _pairs(self, open_backend: OpenBackend) -> list[Pair]:
+        """All prompts, decoded again in turns."""
+        drafted: list[Completion] = []
+
+        def timed(method: Method) -> Timing:
+            with closing(open_backend(method)) as backend:
+                began, cpu_began = time.perf_counter(), time.process_time()
+                answers = run(backend, self.prompts, self.params)
+                seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+            if method == "dflash":
+                drafted.extend(answers)
+            return Timing(sum(len(answer.token_ids) for answer in answers), seconds, cpu_seconds)
+
+        return take_turns(
+            lambda _: timed("none"), lambda _: timed("dflash"), 1, SECONDS, lambda: _acceptance_length(drafted)
+        )  # fmt: skip
 
     def _decode(self, open_backend: OpenBackend, method: Method, shown: bool) -> list[Completion]:
         with closing(open_backend(method)) as backend:
@@ -123,12 +141,13 @@ class Job:
         return answers
 
 
-def _faster(answers: Sequence[Completion], again: Sequence[Completion]) -> list[Completion]:
-    """Faster answer to each prompt; an answer whose tokens changed does not replace the first."""
-    return [
-        new if new.token_ids == old.token_ids and new.seconds < old.seconds else old
-        for old, new in zip(answers, again, strict=True)
-    ]
+def _timing(answers: Sequence[Completion]) -> Timing:
+    return Timing(sum(len(answer.token_ids) for answer in answers), sum(answer.seconds for answer in answers))
+
+
+def _acceptance_length(answers: Sequence[Completion]) -> float | None:
+    """Over all verify passes; None where no pass is counted."""
+    return sum((answer.acceptance or Acceptance() for answer in answers), Acceptance()).tau
 
 
 def _document(answer: Completion) -> dict[str, object]:
@@ -148,32 +167,23 @@ def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> 
             f" {len(answer.token_ids) / answer.seconds:.1f} tokens/s",
             err=True,
         )
-    columns = ("decoding", "tokens", "steps", "tau", "seconds", "tokens/s", "time ratio")
     for answer, plain_answer in zip(drafted, plain, strict=bool(plain)):
         title = "identical tokens" if answer.token_ids == plain_answer.token_ids else "TOKENS DIFFER"
-        print_table(title, columns, [_row("plain", plain_answer, plain_answer), _row("DFlash", answer, plain_answer)])
-        for remark in remarks(answer, plain_answer):
-            click.echo(remark, err=True)
+        rows = [_row("plain", plain_answer), _row("DFlash", answer)]
+        print_table(title, ("decoding", "tokens", "steps", "acceptance length (tau)"), rows)
+        if answer.token_ids != plain_answer.token_ids:
+            click.echo(DIFFER, err=True)
 
 
-def remarks(answer: Completion, plain: Completion) -> Iterator[str]:
-    """Warnings about an answer compared with plain decoding, each with the next command."""
-    if answer.token_ids != plain.token_ids:
-        yield "WRONG: the tokens differ from plain decoding's; dflash-trt verify finds the first that does"
-    if (ratio := plain.seconds / answer.seconds) < SLOWER:
-        why = "its drafts cost more than they bring here"
-        if answer.tau is not None and answer.tau < NEAR_ZERO_TAU:
-            why = "nearly every draft is rejected: dflash-trt verify, and dflash-trt inspect with --target"
-        yield f"slower: {1 / ratio:.1f} times plain decoding's time; {why}"
+def speed_line(speed: PairedSpeed, acceptance_length: float | None) -> str:
+    """The verdict on speed, with a reason where DFlash is slower."""
+    if speed.outcome != "slower":
+        return speed.sentence
+    why = "its drafts cost more than they bring here"
+    if acceptance_length is not None and acceptance_length < NEAR_ZERO_TAU:
+        why = "nearly every draft is rejected; dflash-trt verify measures it and names possible causes"
+    return f"{speed.sentence}; {why}"
 
 
-def _row(name: str, answer: Completion, plain: Completion) -> tuple[str, ...]:
-    return (
-        name,
-        str(len(answer.token_ids)),
-        number_text(answer.steps),
-        number_text(answer.tau),
-        f"{answer.seconds:.2f}",
-        f"{len(answer.token_ids) / answer.seconds:.1f}",
-        f"{plain.seconds / answer.seconds:.2f}x",
-    )
+def _row(name: str, answer: Completion) -> tuple[str, ...]:
+    return name, str(len(answer.token_ids)), number_text(answer.steps), number_text(answer.tau)

@@ -31,7 +31,7 @@ PACKAGES = {
     "nvidia-modelopt": (("quantize --calibration",), "pip install 'dflash-trt[calibrate]'"),
     "matplotlib": (("bench report", "estimate --html", "--plot"), "pip install 'dflash-trt[observe]'"),
     "starlette": (("serve",), "pip install 'dflash-trt[serve]'"),
-    "xgrammar": (("structured outputs",), "pip install 'dflash-trt[serve]'"),
+    "llguidance": (("structured outputs",), "pip install 'dflash-trt[serve]'"),
     "opentelemetry-sdk": (("traces of serve",), "pip install 'dflash-trt[serve]'"),
     "httpx": (("doctor URL", "bench run"), "pip install 'dflash-trt[observe]'"),
     "tritonclient": (("triton-repo",), "pip install 'dflash-trt[triton]'"),

@@ -10,7 +10,7 @@ import click
 from dflash_trt.cli.completion import TARGET
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.catalog import CHOICE, COLUMNS, catalog, choice, drafts_for, entry, row
+from dflash_trt.deploy.catalog import CHOICE, COLUMNS, catalog, choice, drafts_for, entry, legend, row
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import quoted
 
@@ -35,13 +35,14 @@ def drafts(target: str | None, as_json: bool) -> None:
             hint="all of them: dflash-trt drafts; a draft that is not listed is read all the same: dflash-trt inspect",
         )
     if as_json:
-        catalogue = {"source": known.source, "drafts": [entry(draft) for draft in found]}
+        catalogue = {"source": known.source, "kinds": known.kinds, "drafts": [entry(draft) for draft in found]}
         print_json("drafts", {"target": target, **catalogue})
         return
     if target is None:
         print_table("Known drafts", COLUMNS, [row(draft) for draft in found])
     else:
         print_table(f"Drafts of {target}", CHOICE, [choice(draft) for draft in found])
+        click.echo(legend(), err=True)
         readable = next((draft for draft in found if known.families[draft.family].dialect is not None), None)
         if readable is not None:
             click.echo(

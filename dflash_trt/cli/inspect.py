@@ -12,23 +12,25 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config
 from dflash_trt.checkpoint.dialects.refused import inner_drafter
-from dflash_trt.checkpoint.dialects.speculators import disagreement
+from dflash_trt.checkpoint.dialects.speculators import defaults, disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.exclude_list import exclude_list_problem
 from dflash_trt.checkpoint.hub import fetch_weights
 from dflash_trt.checkpoint.pair import check_pair, read_partner
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
-from dflash_trt.checkpoint.source import configuration_directory
+from dflash_trt.checkpoint.source import configuration_directory, is_local
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.completion import CHECKPOINT, TARGET
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
-from dflash_trt.deploy.catalog import catalog, trained_for
+from dflash_trt.deploy.catalog import catalog
+from dflash_trt.deploy.trained_target import TrainedTarget, pair_warnings, shapes_fit, trained_target
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory
-from dflash_trt.errors import UnreachableError, printable
+from dflash_trt.errors import CheckpointError, UnreachableError, printable
 from dflash_trt.files.command import quoted
 
 
@@ -61,8 +63,14 @@ def inspect(path: str, target: str | None, as_json: bool) -> None:
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
     if elsewhere := document.get("elsewhere"):
         click.echo(f"warning: {path}: {elsewhere}", err=True)
-    if usual_target := document.get("trained_for"):
-        click.echo(f"warning: {path} was trained for {usual_target}, not for {target}", err=True)
+    if problem := document.get("exclude_list"):
+        click.echo(
+            f"warning: {path}: {problem}; `dflash-trt convert --to zlab` writes the list from the tensors", err=True
+        )
+    warnings = document.get("warnings", [])
+    assert isinstance(warnings, list)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
     if as_json:
         print_json("inspect", document)
     else:
@@ -72,7 +80,9 @@ def inspect(path: str, target: str | None, as_json: bool) -> None:
             _print_summary(path, facts, plans)
         _print(msgspec.to_builtins(document))
         if target is not None:
-            click.echo(f"{document['path']} fits target {click.format_filename(target)}")
+            trained = document.get("trained_for")
+            assert trained is None or isinstance(trained, TrainedTarget)
+            click.echo(shapes_fit(str(document["path"]), click.format_filename(target), trained))
 
 
 def _describe(path: str, target: str | None) -> dict[str, object]:
@@ -85,17 +95,22 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         manifest = read_manifest(directory)
         kind, facts, weights = "engine", manifest, read_weights(directory)
         draft, quantization = manifest.draft, manifest.quantization
+        trained = trained_target(manifest.source.name, None)
     elif is_draft(config):
         fetch_weights(directory)
         checkpoint = read_draft(directory, config)
         kind, facts, weights = "draft", checkpoint.spec, checkpoint.weights
         draft, quantization = checkpoint.spec, checkpoint.quantization
+        trained = trained_target(path, config)
     else:
+        inner = inner_drafter(config)
         if target is not None:
             read_partner(target, path, config)  # says where they are swapped
-        target_checkpoint = read_target(directory, config)
+        try:
+            target_checkpoint = read_target(directory, config)
+        except CheckpointError as error:
+            raise error if inner is None else CheckpointError(f"{error.message}; the target holds {inner}") from None
         kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
-        inner = inner_drafter(config)
     document: dict[str, object] = {
         "kind": kind,
         "path": click.format_filename(path),
@@ -112,8 +127,16 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             document["quantization"] = quantization
             if checkpoint.stored_as is not None:
                 document["stored_as"] = checkpoint.stored_as
+            if checkpoint.prefix:
+                document["tensor_prefix"] = checkpoint.prefix
+            if by_default := defaults(config):
+                document["defaults"] = by_default
             if (elsewhere := disagreement(config, draft)) is not None:
                 document["elsewhere"] = elsewhere
+            if (problem := exclude_list_problem(checkpoint)) is not None:
+                document["exclude_list"] = problem
+        if trained is not None:
+            document["trained_for"] = trained
         fp8 = quantization.fp8_kv_cache
         document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)
         if isinstance(facts, Manifest):
@@ -124,11 +147,20 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             partner = read_partner(target, path, config)
             check_pair(draft, partner.spec, draft_name=path, target_name=target)
             document["target"] = partner.spec
-            if (usual_target := trained_for(path, target)) is not None:
-                document["trained_for"] = usual_target
+            warnings = list(pair_warnings(path, draft, trained, target, partner))
+            if isinstance(facts, Manifest) and (built := _other_target(facts, target)) is not None:
+                warnings.append(f"{path} was built for {built}, not for {target}")
+            document["warnings"] = warnings
     elif target is not None:
         raise click.UsageError(f"--target is for a draft or an engine; {path} is a target itself")
     return document
+
+
+def _other_target(manifest: Manifest, target: str) -> str | None:
+    """The repository that an engine was built for, where `target` is another one."""
+    source = manifest.target_source
+    is_repository = source is not None and source.revision is not None and not is_local(target)
+    return source.name if is_repository and source is not None and source.name != target else None
 
 
 def _catalogued(path: str) -> dict[str, object] | None:
@@ -173,7 +205,8 @@ def _tensors(weights: dict[str, StoredTensor]) -> dict[str, object]:
 
 
 def _print(document: dict[str, object]) -> None:
-    rows = [row for key, value in document.items() if key not in ("kind", "path") for row in _rows(key, value)]
+    shown = document.keys() - {"kind", "path", "warnings"}
+    rows = [row for key, value in document.items() if key in shown for row in _rows(key, value)]
     print_table(f"{document['kind']} {Path(str(document['path'])).name}", ("fact", "value"), rows)
 
 

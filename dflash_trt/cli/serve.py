@@ -8,7 +8,6 @@ import gc
 import ipaddress
 import socket
 from contextlib import ExitStack, closing, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +45,8 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
                  help="Queued requests; more get 429."),
     click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
+    click.option("--max-answer-mib", type=click.IntRange(min=1), default=1024, show_default=True,
+                 help="Memory that all answers together may take; more get 429."),
     runtime_options(),
     tp_option,
     drain_option,
@@ -56,7 +57,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
 def serve(
     engine: Path, target: str | None, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,
     allow_origin: tuple[str, ...], allowed_host: tuple[str, ...], max_waiting: int, max_body_mib: float,
-    num_ranks: int, drain_seconds: int, otlp_traces_endpoint: str | None, **settings: Any,
+    max_answer_mib: int, num_ranks: int, drain_seconds: int, otlp_traces_endpoint: str | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
 
@@ -72,7 +73,6 @@ def serve(
     from dflash_trt.runtime.server.app import make_app
     from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
     from dflash_trt.runtime.server.connections.sockets import bind, max_connections
-    from dflash_trt.runtime.server.grammar_worker import start_forkserver
     from dflash_trt.runtime.server.log import set_up_logging
     from dflash_trt.runtime.server.tracing import open_tracing
 
@@ -84,9 +84,6 @@ def serve(
             open_engine(engine, target, runtime, ranks)  # follows rank 0, which serves
         stack.enter_context(exit_on_sigterm())
         listening = stack.enter_context(bind(host, port))  # a port in use is reported before the target is loaded
-        if find_spec("xgrammar") is not None:
-            with suppress(OSError):  # a request will report it
-                start_forkserver()  # imports while the target is loaded
         connection_limit = max_connections()
         tracing = open_tracing(otlp_traces_endpoint)
         _say(f"loading {target or engine}")
@@ -100,7 +97,13 @@ def serve(
             names = _names(backend.session.manifest, target)
             _say(backend.session.target.summary)
             endpoints = Endpoints(
-                backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing, **names
+                backend,
+                name,
+                max_waiting=max_waiting,
+                max_body_bytes=max_bytes,
+                max_answer_bytes=max_answer_mib * 2**20,
+                tracing=tracing,
+                **names,
             )
             set_up_logging()
             shown = f"[{host}]" if ":" in host else host

@@ -91,7 +91,7 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
     if note := missing_parsers(deployment.target, request.runtime):
         click.echo(f"\n{note}", err=True)
     if request.output is None:
-        click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
+        click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start('FILE')}", err=True)
 
 
 def _write_cluster(request: WriteRequest, cluster: str, rendered: Rendered, version: str) -> None:

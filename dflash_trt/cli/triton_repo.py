@@ -23,9 +23,12 @@ from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.real_classes import check_with_package
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
+from dflash_trt.deploy.weight_commands import plans_command, weight_commands
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.files.command import command_line
 from dflash_trt.triton.model_file import TritonConfig, check_name
 
 
@@ -66,7 +69,7 @@ def triton_repo(
     config = TritonConfig(runtime=runtime, decoupled=not unary)
     if runtime == "embedded":
         refuse_given(("method", "version", "gpus", "gpu_facts"), "is for --runtime trtllm")
-        arguments = _embedded(source, target, draft, max_batch_size, dtype)
+        arguments, needed = _embedded(source, target, draft, max_batch_size, dtype), ""
     else:
         refuse_given(("max_batch_size", "dtype"), "is for --runtime embedded")
         deployment = read_deployment(source, target, draft, gpus, gpu_facts)
@@ -76,14 +79,27 @@ def triton_repo(
         print_and_refuse(source, "trtllm", judged(findings, deployment.accepted_warnings))
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
+        needed = _needed(deployment, source, method)
 
     from dflash_trt.triton.repository import instructions, write_repository
 
     commands = instructions(output, name, host=host)
     write_repository(output, name, arguments, config, force=force)
     print_written(
-        "triton-repo", output, commands, {"model": name, "runtime": runtime, "arguments": arguments}, as_json=as_json
+        "triton-repo",
+        output,
+        f"{needed}{commands}",
+        {"model": name, "runtime": runtime, "arguments": arguments},
+        as_json=as_json,
     )
+
+
+def _needed(deployment: ResolvedDeployment, source: str, method: Method) -> str:
+    """Commands for what the server reads and is not here; engine mode's plans need the server's own environment."""
+    commands = list(weight_commands(deployment, source, "trtllm", method))
+    if plans := plans_command(deployment, "trtllm", method):
+        commands.append(f"{command_line(plans)}  # with the Python environment and the GPU model of the server")
+    return "".join(["get what it reads:\n", *(f"  {command}\n" for command in commands)]) if commands else ""
 
 
 def _embedded(

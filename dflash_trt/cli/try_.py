@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import msgspec
 
 from dflash_trt.cli.completion import DEPLOYMENT, DRAFT, TARGET
 from dflash_trt.cli.deployment_source import read_deployment
-from dflash_trt.cli.doctor import print_diagnosis
+from dflash_trt.cli.doctor import GRACE_SECONDS, print_diagnosis
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json
 from dflash_trt.deploy.catalog import next_commands
@@ -29,9 +30,11 @@ from dflash_trt.runtime.progress_display import LINE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dflash_trt.observe.servers.local_server import LocalServer, Waiting
+    from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
+    from dflash_trt.observe.servers.local_server import LocalServer, RunningServer, Waiting
     from dflash_trt.observe.trial.comparison import Comparison
 
+THREADS = "OMP_NUM_THREADS"
 NAMES: dict[Method, str] = {"none": "the plain server", "dflash": "the server with DFlash"}
 
 
@@ -43,16 +46,17 @@ NAMES: dict[Method, str] = {"none": "the plain server", "dflash": "the server wi
 @click.option("--target", type=TARGET, help="Target, in place of what DEPLOYMENT or ENGINE names.")
 @click.option("--draft", type=DRAFT, help="Draft, in place of what DEPLOYMENT names.")
 @click.option("--seconds", type=click.FloatRange(min=10), default=110.0, show_default=True,
-              help="Time for the questions to each server, and for doctor's.")  # fmt: skip
+              help="Time for the questions, and for doctor's.")  # fmt: skip
 @json_option
 def try_(
     source: str, runtime: Runtime | None, target: str | None, draft: str | None, seconds: float, as_json: bool
 ) -> None:
-    """Start what is installed, wait, ask, run doctor, compare DFlash with plain decoding, and stop everything.
+    """Start what is installed, compare DFlash with plain decoding, run doctor, and stop everything.
 
-    DEPLOYMENT runs in trtllm-serve, vLLM or SGLang, ENGINE in `dflash-trt serve`. One verdict is printed; the exit code
-    is 1 where doctor finds something wrong. No process is left, also where this one is killed. With trtllm-serve, vLLM
-    and SGLang not yet run on a GPU.
+    ENGINE runs in `dflash-trt serve`, with and without DFlash at once: both answer each question in turns until the
+    95 % interval of the speed-up is narrower than 10 %, on one CPU thread unless OMP_NUM_THREADS says otherwise.
+    DEPLOYMENT runs in trtllm-serve, vLLM or SGLang, one server after the other (not yet run on a GPU). The exit code
+    is 1 where doctor finds something wrong. No process is left, also where this one is killed.
 
     \b
     Example:
@@ -62,14 +66,15 @@ def try_(
     from dflash_trt.observe.trial.comparison import picture, verdict
 
     server_of = _servers(source, runtime, target, draft)
-    comparison = _compare(server_of, seconds)
+    comparison = _compare(server_of, seconds, is_in_turns=deployment_path(source) is None)
     line = verdict(comparison, Path(source).name)
     if as_json:
-        document = msgspec.to_builtins(comparison) | {"ratio": comparison.ratio, "verdict": comparison.outcome}
+        speed = msgspec.structs.asdict(comparison.speed)
+        document = msgspec.to_builtins(comparison) | {"speed": speed, "verdict": comparison.speed.outcome}
         print_json("try", document)
     else:
         print_diagnosis(comparison.diagnosis)
-        click.echo(f"\n{picture(comparison)}\n\n{printable(line)}")
+        click.echo("\n".join(("", *filter(None, [picture(comparison)]), printable(line))))
     if findings := comparison.found_by_doctor:
         raise EndpointError(f"{source}: {findings[0].name}", hint="change what doctor says, then try again")
 
@@ -94,33 +99,60 @@ def _servers(
             or "`make demo` builds the engine `demo`; dflash-trt serve-config --list shows deployments",
         )
     lengths = {"none": "0", "dflash": None}
-    return lambda method: engine_server(engine_words(Path(source), target=target, draft_length=lengths[method]))
+    threads = {THREADS: os.environ.get(THREADS, "1")}
+    return lambda method: engine_server(
+        engine_words(Path(source), target=target, draft_length=lengths[method]), threads
+    )  # fmt: skip
 
 
-def _compare(server_of: Callable[[Method], LocalServer], seconds: float) -> Comparison:
-    from dflash_trt.observe.diagnosis.diagnosis import diagnose
+def _compare(server_of: Callable[[Method], LocalServer], seconds: float, *, is_in_turns: bool) -> Comparison:
+    """Servers of an engine run at once and take turns; a GPU's memory holds one server of a deployment at a time."""
+    from dflash_trt.api.paired_speed import Pair
     from dflash_trt.observe.endpoints.client import Client
-    from dflash_trt.observe.trial.comparison import Comparison, ask
+    from dflash_trt.observe.trial.comparison import Comparison
+    from dflash_trt.observe.trial.questions import AskedServer, ask_alone, ask_in_turns
 
     servers = {method: server_of(method) for method in NAMES}  # reports missing requirements before anything starts
-    with _running(servers["none"], "none") as url:
-        plain = ask(url, seconds)
-    with _running(servers["dflash"], "dflash") as url:
-        dflash = ask(url, seconds)
-        _say("asking doctor")
-        with Client(url, deadline_seconds=seconds + 2) as client:
-            diagnosis = diagnose(client, seconds=seconds)
-    return Comparison(plain=plain, dflash=dflash, diagnosis=diagnosis)
+    with ExitStack() as stack:
+        with ExitStack() as plain_only:
+            running = plain_only.enter_context(_running(servers["none"], "none"))
+            plain = AskedServer(plain_only.enter_context(Client(running.url)), running, seconds)
+            if is_in_turns:
+                drafting = stack.enter_context(_running(servers["dflash"], "dflash"))
+                dflash = AskedServer(stack.enter_context(Client(drafting.url)), drafting, seconds)
+                _say("asking both in turns")
+                pairs = ask_in_turns(plain, dflash, seconds)
+            else:
+                _say(f"asking {NAMES['none']}")
+                timings = ask_alone(plain, seconds / 2)
+        if not is_in_turns:
+            drafting = stack.enter_context(_running(servers["dflash"], "dflash"))
+            dflash = AskedServer(stack.enter_context(Client(drafting.url)), drafting, seconds)
+            _say(f"asking {NAMES['dflash']}")
+            pairs = [Pair(*each) for each in zip(timings, ask_alone(dflash, 0, len(timings)), strict=True)]
+        diagnosis = _diagnose(drafting.url, seconds)
+    return Comparison(
+        pairs=pairs, plain=plain.group, dflash=dflash.group, is_in_turns=is_in_turns, diagnosis=diagnosis
+    )  # fmt: skip
+
+
+def _diagnose(url: str, seconds: float) -> Diagnosis:
+    from dflash_trt.observe.diagnosis.diagnosis import diagnose
+    from dflash_trt.observe.endpoints.client import Client
+
+    _say("asking doctor")
+    with Client(url, deadline_seconds=seconds + GRACE_SECONDS) as client:
+        return diagnose(client, seconds=seconds)
 
 
 @contextmanager
-def _running(server: LocalServer, method: Method) -> Iterator[str]:
+def _running(server: LocalServer, method: Method) -> Iterator[RunningServer]:
     name = NAMES[method]
     _say(f"starting {name}")
     began = time.monotonic()
-    with _progress(name) as waiting, server.running(waiting) as url:
-        _say(f"{name} answers after {time.monotonic() - began:.0f} s; asking it")
-        yield url
+    with _progress(name) as waiting, server.running(waiting) as running:
+        _say(f"{name} answers after {time.monotonic() - began:.0f} s")
+        yield running
     _say(f"{name} is stopped")
 
 

@@ -14,7 +14,6 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.number_formats import FP8, NVFP4
-from dflash_trt.checkpoint.source import is_local
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import DraftSizes
@@ -87,10 +86,27 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return {name: sizes.weight_bytes(chosen, ranks=1) for name, chosen in algorithms.items()}
 
 
+class Gain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Published gain of one kind of drafts over decoding without speculation."""
+
+    proposes: str
+    """How it chooses the tokens of a block."""
+    tau: float
+    speedup: float
+
+
+class Kinds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gains of the kinds, by `DraftSpec.kind`, measured by others in one setting."""
+
+    setting: str
+    gains: dict[str, Gain]
+
+
 class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All known drafts."""
 
     source: str
+    kinds: Kinds
     families: dict[str, Family]
     drafts: tuple[KnownDraft, ...]
 
@@ -101,15 +117,9 @@ def catalog() -> Catalog:
     return package_data(DATA / "catalog.json", Catalog)
 
 
-def trained_for(draft: str, target: str) -> str | None:
-    """The known target of a repository `draft`, where `target` is another repository.
-
-    A name that contains the known target's is a copy, as of a quantised target.
-    """
-    usual_target = next((each.target for each in catalog().drafts if each.draft == draft), None)
-    if usual_target is None or is_local(target) or usual_target.rpartition("/")[2].lower() in target.lower():
-        return None
-    return usual_target
+def known_draft(draft: str) -> KnownDraft | None:
+    """The catalogue's entry of a repository id, in any case."""
+    return next((each for each in catalog().drafts if each.draft.lower() == draft.lower()), None)
 
 
 def drafts_for(target: str) -> tuple[KnownDraft, ...]:
@@ -171,6 +181,15 @@ def row(draft: KnownDraft) -> tuple[str, ...]:
     taps = ", ".join(map(str, facts.target_layer_ids))
     numbers = (facts.num_layers, facts.hidden_size, heads, facts.block_size, taps)
     return (draft.draft, draft.target, *map(str, numbers), *(f"{size / 1e9:.2f} GB" for size in sizes.values()))
+
+
+def legend() -> str:
+    """Lines under a table of drafts: its columns, and what each kind adds and gains."""
+    kinds = catalog().kinds
+    lines = [f"Kinds, measured by others, {kinds.setting}:"]
+    for kind, gain in kinds.gains.items():
+        lines.append(f"  {kind}: {gain.speedup:.2f} x, acceptance length {gain.tau:.2f}; {gain.proposes}")
+    return "\n".join([*lines, "S: block size; GB: weights with layers in BF16, FP8 and NVFP4; ?: not known"])
 
 
 CHOICE = ("draft", "kind", "S", "GB", "for", "published", "served by", "licence", "read")

@@ -11,11 +11,13 @@ from dflash_trt.deploy.coerce import coerce
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
+from dflash_trt.deploy.rules.catalog_rules import CATALOG_RULES
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, method
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
-from dflash_trt.deploy.rules.target_rules import context_length, draft_layout, other_models, pair, remote_code
+from dflash_trt.deploy.rules.target_rules import MODEL_RULES, remote_code
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
+from dflash_trt.deploy.vllm_speculation import with_short_flags
 
 RULES = {"trtllm": trtllm_rules, "vllm": vllm_rules, "sglang": sglang_rules}
 
@@ -26,10 +28,26 @@ def check(config: CheckedConfig) -> list[Finding]:
     config = msgspec.structs.replace(config, document=document)
     findings = [*config.reading, *coerced]
     findings += check_schema(config.schema, document)
+    if config.schema.runtime == "vllm":
+        document, twice = with_short_flags(document)
+        config = msgspec.structs.replace(config, document=document)
+        findings += twice
+    if not config.is_whole:  # a rule would judge settings that the file changes
+        return findings
     rules = RULES[config.schema.runtime]
     dflash_rules = rules.DFLASH_RULES if method(config) == "dflash" else ()
-    common = (release, unchecked_method, packed_weights, remote_code, other_models, pair, draft_layout, context_length)
-    for rule in (*common, *rules.RULES, *dflash_rules, choices, parsers):
+    for rule in (
+        release,
+        unchecked_method,
+        packed_weights,
+        remote_code,
+        *MODEL_RULES,
+        *CATALOG_RULES,
+        *rules.RULES,
+        *dflash_rules,
+        choices,
+        parsers,
+    ):
         findings += rule(config)
     return findings
 

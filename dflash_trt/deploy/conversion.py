@@ -2,7 +2,7 @@
 """Replaces the speculation of an existing launch command by a DFlash draft; the rest of the text stays.
 
 Other changes are settings that a check of the new command finds missing and knows: from the table of choices and the
-rules (`Finding.settings`). Earlier problems of the command are left and reported.
+rules (`Finding.settings`). Problems that the command would have without drafts, too, are left and reported.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import msgspec
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.command_edits import edited
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
-from dflash_trt.deploy.file_configs import file_configs, text_servers
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
 from dflash_trt.deploy.runtime_arguments import merged, nested
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, runtime_keys
-from dflash_trt.deploy.script import Server
+from dflash_trt.deploy.script import Server, text_servers
 from dflash_trt.deploy.shell_words import Word
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft, place
@@ -77,7 +77,7 @@ def convert(
     sizes = _draft(draft)
     read = partial(_config, file=file, schema=schema, gpus=gpus, target=target)
     before = read(text)
-    had = {(f.rule, f.key) for f in check(before) if not SPECULATION.match(f.key) and f.rule not in WITH_DRAFTS}
+    had = {(f.rule, f.key) for f in check(_without_drafts(before)) if f.rule not in WITH_DRAFTS}
     selected = _selected(before.document, sizes, schema.runtime, draft, file, gpus)
     kind = sizes.spec.kind
     changes = {key: Change(key, value, _replaced(before, key, value, kind)) for key, value in selected.items()}
@@ -96,6 +96,13 @@ def convert(
             break
         changes = changes | {key: change for key, change in mended.items() if key not in changes}
     return Conversion(schema, new, list(changes.values()), findings)
+
+
+def _without_drafts(config: CheckedConfig) -> CheckedConfig:
+    """The command as it would decode without drafts."""
+    document = {key: value for key, value in config.document.items() if not SPECULATION.fullmatch(key)}
+    served = msgspec.structs.replace(config.served, draft_sizes=None, checkpoint=None, algorithms={})
+    return msgspec.structs.replace(config, document=document, served=served)
 
 
 def _replaced(before: CheckedConfig, key: str, value: Any, kind: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.runtime_arguments import RuntimeArguments
-from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.schema import TITLES, Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.strict_yaml import load_yaml
 
@@ -94,3 +94,13 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def load_deployment(file: Path) -> DeploymentFile:
     """Raises ConfigError when the file is not a deployment; an unknown, missing or mistyped key is named."""
     return load_yaml(file, DeploymentFile, ConfigError)
+
+
+def check_runtime(file: DeploymentFile, name: str, runtime: Runtime) -> None:
+    """Raises ConfigError for a runtime that the deployment's `runtimes` leaves out."""
+    if file.runtimes is not None and runtime not in file.runtimes:
+        others = " or ".join(TITLES[each] for each in file.runtimes)
+        raise ConfigError(
+            f"{name} cannot be served by {TITLES[runtime]}, only by {others}",
+            hint=f"serve-config --runtime {file.runtimes[0]} writes its configuration; the deployment's file says why",
+        )

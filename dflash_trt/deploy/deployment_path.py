@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.files.command import quoted
 from dflash_trt.files.strict_yaml import closest
@@ -19,10 +20,11 @@ def shipped_deployments() -> dict[str, Path]:
 
 def refuse_deployment(name: str | Path) -> None:
     """Raises EngineError where an engine directory is expected and `name` is a deployment, which runs elsewhere."""
-    if deployment_path(str(name)) is not None:
+    if (file := deployment_path(str(name))) is not None:
+        runtime = (load_deployment(file).runtimes or ("trtllm",))[0]
         raise EngineError(
             f"{name} is a deployment, not an engine directory",
-            hint=f"dflash-trt serve-config {quoted(Path(name))} --runtime trtllm",
+            hint=f"dflash-trt serve-config {quoted(Path(name))} --runtime {runtime}",
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A resolved deployment: every setting with its origin, the memory of one GPU, and findings."""
+"""A resolved deployment on its usual runtime: every setting with its origin, the memory of one GPU, and findings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.finding import ERROR, Finding, judged
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.memory import GpuMemory, gpu_memory
+from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.memory_rules import check_memory, document_load
-from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import DraftSizes
-from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError
 
 
@@ -35,18 +35,20 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     digest: str
+    runtime: Runtime
+    """Runtime that memory and findings are about."""
     settings: list[Setting]
     draft: dict[str, Any]
     memory: GpuMemory | None
     findings: list[Finding]
 
     def num_errors(self) -> int:
-        """Number of findings that keep TensorRT-LLM from running it."""
+        """Number of findings that keep the runtime from serving it."""
         return sum(finding.severity == ERROR for finding in self.findings)
 
 
 def dry_run(deployment: ResolvedDeployment) -> DryRun:
-    """The settings, memory and findings of a deployment on TensorRT-LLM."""
+    """The settings, memory and findings of a deployment on its usual runtime."""
     config = _config(deployment)
     load = document_load(config)
     sources = deployment.sources
@@ -55,6 +57,7 @@ def dry_run(deployment: ResolvedDeployment) -> DryRun:
     return DryRun(
         name=deployment.name,
         digest=deployment.digest,
+        runtime=deployment.usual_runtime,
         settings=[*settings, *_defaults(config)],
         draft=_draft(deployment.draft_sizes),
         memory=None if load is None else gpu_memory(load, config.schema),
@@ -81,12 +84,15 @@ def as_text(value: Any) -> str:
 
 
 def _config(deployment: ResolvedDeployment) -> CheckedConfig:
-    return deployment_config(deployment, load_schema("trtllm", None), trtllm_arguments(deployment, "dflash"))
+    rendered = render(deployment, deployment.usual_runtime, "dflash", host="127.0.0.1", port=8000)
+    return deployment_config(deployment, load_schema(rendered.runtime), rendered.arguments, rendered.environment)
 
 
 def _defaults(config: CheckedConfig) -> list[Setting]:
-    """Schema defaults of speculative_config keys that are not set."""
+    """TensorRT-LLM's defaults of speculative_config keys that are not set."""
     schema = config.schema
+    if schema.runtime != "trtllm":
+        return []
     speculative_config = config.document["speculative_config"]
     source = f"schema: TensorRT-LLM {schema.version}"
     return [

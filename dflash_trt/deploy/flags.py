@@ -11,6 +11,7 @@ from typing import Any
 
 from dflash_trt.deploy.command_text import NEGATABLE, positional_keys
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
+from dflash_trt.deploy.renamed_flags import renamed_flags
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import json_document
@@ -18,34 +19,41 @@ from dflash_trt.files.json_file import json_document
 MAX_SHORT = 3  # letters of names with one dash, in vLLM
 
 
-def normalize(document: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """Names as in Python, and the first of several: `max-model-len` is max_model_len."""
-    names = schema.names()
-    keys = {key: str(key).lstrip("-").replace("-", "_") for key in document}
-    return {names.get(keys[key], keys[key]): value for key, value in document.items()}
-
-
 def parse_arguments(words: list[str], schema: Schema) -> tuple[dict[str, Any], list[Finding]]:
     """Arguments by name, read as argparse and vLLM's parser do, and findings for what is not what it seems.
 
-    A unique prefix stands for a flag, `--no-x` for x false, `--config.key value` for a key of a JSON argument. Numbers,
-    mappings and lists are read as the schema calls for them.
+    A unique prefix stands for a flag, `--no-x` for x false, `--config.key value` for a key of a JSON argument: all of
+    its dotted keys replace one that is given as a whole. Numbers, mappings and lists are read as the schema calls for
+    them.
     """
     arguments: dict[str, Any] = {}
     findings: list[Finding] = []
+    dotted: dict[str, Any] = {}
     positional: list[str] = []
     for start, end in _groups(words):
         if not _is_flag(words[start]):
             positional += words[start:end]
         elif words[start] != "--":
-            positional += _read_group(words[start:end], schema, arguments, findings)
+            is_dotted = "." in words[start].partition("=")[0]
+            read = dotted if is_dotted else arguments
+            positional += _read_group(words[start:end], schema, read, findings)
+    for key in dotted.keys() & arguments.keys():
+        problem = f"its dotted keys ({', '.join(dotted[key])}) replace the value that is given as a whole"
+        findings.append(Finding("replaced", WARNING, key, problem, "give all of its keys in one way"))
+    arguments |= dotted
     for key, word in zip(positional_keys(schema.runtime), positional, strict=False):
         arguments = {key: word, **arguments}
-    for word in positional[len(positional_keys(schema.runtime)) :]:
-        found = Finding("unknown-key", ERROR, word, "expected a flag or its value, found a word that is neither",
-                        "quote values of several words")  # fmt: skip
-        findings.append(found)
+    findings += map(_surplus, positional[len(positional_keys(schema.runtime)) :])
     return arguments, findings
+
+
+def _surplus(word: str) -> Finding:
+    """The finding for a word that is neither a flag nor its value."""
+    if word.startswith(("$", "`")):
+        problem = f"{word} is known only to the shell that runs it, and may be arguments"
+        return Finding("variable", UNCHECKED, word, problem, "write its value, or set it in the script")
+    problem = "expected a flag or its value, found a word that is neither"
+    return Finding("unknown-key", ERROR, word, problem, "quote values of several words")
 
 
 def argument_words(words: list[str], schema: Schema) -> Iterator[tuple[str, int, int]]:
@@ -137,8 +145,10 @@ def _name(key: str, schema: Schema, findings: list[Finding], *, is_long: bool) -
     if key in names and not (is_short and is_long):
         return names[key], False
     can_negate = schema.runtime in NEGATABLE
-    if can_negate and key.startswith("no_") and key[3:] in names:
-        return names[key[3:]], True
+    if can_negate and (positive := _negated(key, schema)) is not None:
+        return positive, True
+    if renamed_flags().successor(schema.runtime, key) is not None:  # it may begin the names of several others
+        return key, False
     if is_short:
         problem = f"expected -{key}, found --{key}, which the runtime does not know"
         findings.append(Finding("unknown-key", ERROR, key, problem, f"write -{key}"))
@@ -161,6 +171,22 @@ def _name(key: str, schema: Schema, findings: list[Finding], *, is_long: bool) -
         findings.append(Finding("ambiguous", ERROR, key, problem, "write the whole name"))
         return "", False
     return key, False
+
+
+def is_argument(key: str, schema: Schema) -> bool:
+    """Whether a key of a file is the name of an argument, or the negated one of a switch."""
+    name = key.lstrip("-").replace("-", "_")
+    return name in schema.names() or (schema.runtime in NEGATABLE and _negated(name, schema) is not None)
+
+
+def _negated(key: str, schema: Schema) -> str | None:
+    """The switch that a key turns off: no_x, or disable_x for enable_x and the reverse (vLLM's EnableDisableAction)."""
+    names = schema.names()
+    for prefix, positive in (("no_", ""), ("disable_", "enable_"), ("enable_", "disable_")):
+        name = names.get(positive + key.removeprefix(prefix)) if key.startswith(prefix) else None
+        if name is not None and (not positive or "boolean" in schema.properties()[name].get("type", [])):
+            return name
+    return None
 
 
 def _read_value(text: str, described: dict[str, Any]) -> Any:

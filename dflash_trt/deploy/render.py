@@ -18,7 +18,6 @@ from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.server_arguments import server_arguments
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode, trtllm_arguments, trtllm_command
-from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
 
 
@@ -35,8 +34,10 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the command sets."""
     text: str
     """For stdout: YAML, or a command line."""
-    start: str
-    """Command that starts the server from that text."""
+    command: list[str]
+    """The command that starts trtllm-serve, up to the name of its file; of the others the text is the command."""
+    node_variables: str = ""
+    """Assignments of variables before the command that runs the text as a script on each of several nodes."""
 
     @property
     def is_engine_mode(self) -> bool:
@@ -51,8 +52,13 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     def words(self, file: str) -> list[str]:
         """The command that starts the server; trtllm-serve reads the text from `file`."""
         if self.runtime == "trtllm":
-            return [file if word == "FILE" else word for word in shlex.split(self.start)]
+            return [*self.command, file]
         return shlex.split(self.text.replace("\\\n", " "), comments=True)
+
+    def start(self, file: str) -> str:
+        """Line of shell that starts the server from the text in `file`."""
+        words = self.words(file) if self.runtime == "trtllm" else ["sh", file]
+        return f"{self.node_variables}{command_line(words)}"
 
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
@@ -60,28 +66,23 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
 
     Raises ConfigError for a runtime that cannot serve the deployment.
     """
-    if runtime not in deployment.runtimes:
-        raise ConfigError(
-            f"{deployment.name}: runtimes: expected {' or '.join(deployment.runtimes)}, found {runtime}, which cannot"
-            " serve this deployment",
-            hint=f"give --runtime {deployment.runtimes[0]}; the file says why",
-        )
     name = plain(deployment.name, "the deployment's name")
     head = (
         f"# dflash-trt {__version__}: {name} for {deployment.gpus}, {deployment.file.purpose}"
         f" (settings {deployment.digest})\n"
     )
     environment: dict[str, str] = {}
+    command: list[str] = []
     if runtime == "trtllm":
         arguments = trtllm_arguments(deployment, method)
+        command = trtllm_command(deployment, method, host, port)
         text = yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
-        start = command_line(trtllm_command(deployment, method, host, port))
     else:
         more = deployment.runtime_arguments.of(runtime, method, deployment.name)
         arguments = merged(server_arguments(deployment, runtime, method, host, port), more)
         environment = chosen(runtime, circumstances(deployment, method), is_environment=True)
-        text, start = command_text(runtime, arguments, environment), "sh FILE"
+        text = command_text(runtime, arguments, environment)
     return Rendered(
         deployment=deployment, runtime=runtime, method=method, port=port, arguments=arguments,
-        environment=environment, text=head + text, start=start,
+        environment=environment, text=head + text, command=command,
     )  # fmt: skip

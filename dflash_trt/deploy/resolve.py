@@ -150,7 +150,7 @@ def _draft_sizes(draft: str, name: str, file: DeploymentFile) -> DraftSizes:
         )
     if sizes.spec.is_dspark and file.mode == "engine":
         raise ConfigError(
-            f"{name}: draft: expected a DFlash or DFlash2 draft in engine mode, found {sizes.spec.kind} {draft}",
+            f"{name}: draft: engine mode does not support {sizes.spec.kind} drafts such as {draft}",
             hint="mode: native has the runtime's own drafter for it; or serve it here (dflash-trt serve)",
         )
     if sizes.spec.is_dspark and file.draft_schedule:

@@ -47,6 +47,11 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
     sources: dict[str, str]
     """Source of each setting."""
 
+    @property
+    def usual_runtime(self) -> Runtime:
+        """TensorRT-LLM where it can serve this deployment, else the first that can."""
+        return "trtllm" if "trtllm" in self.runtimes else self.runtimes[0]
+
     def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
         """Whether the server reuses cached prefixes: as the file asks, by default if hits cost no drafts.
 

@@ -22,6 +22,7 @@ from dflash_trt.files.json_file import package_data, read_json
 
 SCHEMAS = Path(__file__).parent / "schemas"
 Runtime = Literal["trtllm", "vllm", "sglang"]
+TITLES: dict[Runtime, str] = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 PACKAGES: dict[Runtime, str] = {"trtllm": "tensorrt_llm", "vllm": "vllm", "sglang": "sglang"}
 ALIAS = "/properties/"
 

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, WARNING, Finding
+from dflash_trt.deploy.renamed_flags import renamed_flags
 from dflash_trt.deploy.schema import Schema, validator_class
+from dflash_trt.errors import ConfigError, cut
+from dflash_trt.files.json_file import json_document
 
 WORDS = {
     "boolean": "true or false", "integer": "an integer", "number": "a number", "string": "a string",
@@ -36,7 +40,8 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
     key, value, wanted = _dotted(path), error.instance, error.validator_value
     if error.validator == "additionalProperties":
         for unknown in (name for name in value if name not in error.schema["properties"]):
-            yield (*path, unknown), _unknown_key(schema, error.schema, _dotted((*path, str(unknown))), str(unknown))
+            place = _dotted((*path, str(unknown)))
+            yield (*path, unknown), _unknown_key(schema, error.schema, place, str(unknown), value[unknown])
     elif error.validator == "required":
         for missing in (name for name in wanted if name not in value):
             choices = error.schema["properties"][missing]["enum"]
@@ -58,7 +63,12 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
         yield path, Finding("out-of-range", ERROR, key, f"expected {bound}, found {value}", f"give {bound}")
 
 
-def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str) -> Finding:
+def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str, value: object) -> Finding:
+    if key == name and (new := renamed_flags().successor(schema.runtime, name)) is not None:
+        return _renamed(schema, name, new)
+    if known := _held(value, definition["properties"]):
+        problem = f"no key of {definition['title']} ({schema}), and it holds {cut(', '.join(known))}, which are"
+        return Finding("nested-keys", ERROR, key, problem, "move them out of it")
     near = _slip(name, definition["properties"])
     source = definition["x-source"]["version"]
     elsewhere = source != schema.release
@@ -67,6 +77,24 @@ def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str
     severity = WARNING if elsewhere and near is None else ERROR
     problem = f"not known to this schema: no key of {definition['title']} ({schema}{read})"
     return Finding("unknown-key", severity, key, problem, _write(near, "look it up in the documents of your release"))
+
+
+def _renamed(schema: Schema, name: str, new: str) -> Finding:
+    """An argument of earlier releases: refused, or still read."""
+    if name in renamed_flags().deprecated.get(schema.runtime, {}):
+        problem = f"expected {new}, found an argument that the release reads and will drop"
+        return Finding("renamed-key", WARNING, name, problem, f"write {new}")
+    problem = f"expected {new}, found an argument of earlier releases, which {schema} refuses"
+    return Finding("renamed-key", ERROR, name, problem, f"write {new}")
+
+
+def _held(value: object, properties: dict[str, Any]) -> list[str]:
+    """Known keys within the value of an unknown one, a mapping or the JSON of one."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(ConfigError):
+            value = json_document(value.encode(), "value", ConfigError)
+    names = [str(key).replace("-", "_") for key in value] if isinstance(value, dict) else []
+    return [name for name in names if name in properties]
 
 
 def _unknown_value(described: dict[str, Any], key: str, value: object) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_trt.deploy.batch_schedule import vllm_schedule
 from dflash_trt.deploy.choices import STREAM_INTERVALS, chosen, circumstances
-from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.deployment_file import Method, check_runtime
 from dflash_trt.deploy.draft_methods import draft_arguments, selection
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
@@ -21,7 +21,11 @@ CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
 def server_arguments(
     deployment: ResolvedDeployment, runtime: Runtime, method: Method, host: str, port: int
 ) -> dict[str, Any]:
-    """Arguments of the runtime; methods differ in what drafts need."""
+    """Arguments of the runtime; methods differ in what drafts need.
+
+    Raises ConfigError for a deployment that the runtime cannot serve.
+    """
+    check_runtime(deployment.file, deployment.name, runtime)
     is_vllm = runtime == "vllm"
     model = {"model_tag" if is_vllm else "model_path": deployment.target}
     arguments = model | {"host": host, "port": port} | (_vllm if is_vllm else _sglang)(deployment, method)

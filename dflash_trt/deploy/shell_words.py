@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator
 
 HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-SEPARATORS = ";&|\n"
+SEPARATORS = ";&|\n()"
+ARRAY, ARRAY_END = "(", ")"
+"""Value of an assignment that begins an array, and the word that ends it: `A=(`, words, `)`."""
+ARRAY_BEGIN = re.compile(r"[A-Za-z_]\w*\+?=")
 
 
 class Word(str):
@@ -29,6 +32,7 @@ def statements(text: str) -> Iterator[tuple[list[Word], list[Word]]]:
     word: str | None = None
     ends: list[str] = []  # words that end here-documents of this line
     begin = position = 0
+    is_array = False
     while position < len(text):
         char, following = text[position], text[position + 1 : position + 2]
         begin = position if word is None else begin
@@ -49,11 +53,20 @@ def statements(text: str) -> Iterator[tuple[list[Word], list[Word]]]:
         elif char == "&" and (following == ">" or (word or "").endswith((">", "<"))):  # &> log, 2>&1
             word = (word or "") + char
             position += 1
+        elif char == ARRAY and ARRAY_BEGIN.fullmatch(word or ""):
+            words.append(Word(f"{word}{ARRAY}", begin, position + 1))
+            word, is_array = None, True
+            position += 1
+        elif char == ARRAY_END and is_array:
+            words += [] if word is None else [Word(word, begin, position)]
+            words.append(Word(ARRAY_END, position, position + 1))
+            word, is_array = None, False
+            position += 1
         elif char in SEPARATORS or char.isspace():
             words += [] if word is None else [Word(word, begin, position)]
             word = None
             position += 1
-            if char in SEPARATORS:
+            if char in SEPARATORS and not is_array:
                 documents = []
                 while char == "\n" and ends:
                     begin = position

@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
-from dflash_trt.checkpoint.draft_tensors import dflash2_shapes, dspark_shapes, linear_shapes
+from dflash_trt.checkpoint.draft_tensors import added_shapes, linear_shapes
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.source import GGUF, REPOSITORY_ID, configuration_directory
@@ -56,9 +56,9 @@ class DraftSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _weights(self) -> tuple[dict[str, int], int]:
-        """Weights by linear module, and what DFlash2 and DSpark add."""
+        """Weights by linear module, and what DFlash2, DSpark and LiLiCorr add."""
         linear = {module: math.prod(shape) for module, shape in linear_shapes(self.spec).items()}
-        return linear, sum(map(math.prod, (dflash2_shapes(self.spec) | dspark_shapes(self.spec)).values()))
+        return linear, sum(map(math.prod, added_shapes(self.spec).values()))
 
     def weight_bytes(self, algorithms: dict[str, str], ranks: int) -> int:
         """Bytes on one of `ranks` tensor-parallel ranks; norms and biases are not counted."""

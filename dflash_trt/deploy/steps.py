@@ -8,28 +8,40 @@ pages give --gpus and --ipc), and dgx-spark-playbooks @ 0db7c141 for several.
 from __future__ import annotations
 
 import json
+import os
 import re
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dflash_trt.deploy.cluster.cluster_server import IMAGES, ClusterServer
 from dflash_trt.deploy.cluster.dynamo_graph import FRONTEND, graph_name
 from dflash_trt.deploy.cluster.kubernetes import LEADER
+from dflash_trt.deploy.cluster.slurm import plans_srun
 from dflash_trt.deploy.cluster.template import Text, shell_text
-from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.render import Rendered, render
-from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
-from dflash_trt.deploy.schema import PACKAGES, Runtime
-from dflash_trt.deploy.trtllm_arguments import converted_draft
-from dflash_trt.errors import BuildError
-from dflash_trt.files.command import command_line, quoted
+from dflash_trt.deploy.schema import PACKAGES
+from dflash_trt.deploy.weight_commands import DOWNLOAD, plans_command, weight_commands
+from dflash_trt.errors import BuildError, ConfigError
+from dflash_trt.files.command import command_line, file_word
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind
 
-DOWNLOAD = "hf download"
 OWN_IMAGE = "dflash-trt:trtllm"
 """Image of docs/deploy/trtllm.Dockerfile, which engine mode needs."""
+TENSORRT = "11.4.0.106"
+"""TensorRT of that image and of the extras `tensorrt` and `trtllm`; it runs no plans of another release."""
+SOURCE = "DFLASH_SOURCE"
+"""Variable with a checkout of dflash-trt, for the image."""
+BUILD_IMAGE = (
+    f'docker build --file "${{{SOURCE}:?a checkout of dflash-trt}}/docs/deploy/trtllm.Dockerfile" --tag {OWN_IMAGE}'
+    f' "${SOURCE}"'
+)
+NEEDS = "Docker with NVIDIA's container toolkit, and the commands dflash-trt and hf (pip install huggingface_hub)"
+CHECKOUT = f"; {SOURCE} is a checkout of dflash-trt"
+CLUSTER_NEEDS = {
+    "slurm": "sbatch, ssh to the nodes, and dflash-trt and hf (pip install huggingface_hub) where the weights are",
+    "kubernetes": "kubectl, and dflash-trt",
+}
 STEP = re.compile(r"^## ", re.MULTILINE)
 
 
@@ -44,46 +56,86 @@ CONFIGURATION = OutputKind(
 
 
 def server_steps(rendered: Rendered, source: str, *, version: str, file: Path) -> str:
-    """Steps for a server on this machine, or on each of several nodes, whose configuration `rendered` is in `file`."""
+    """Steps for a server on this machine, or on each of several nodes, whose configuration `rendered` is in `file`.
+
+    The container sees the directory where the steps are run, under its own path, and what else they name outside it.
+    """
     deployment, runtime = rendered.deployment, rendered.runtime
-    weights = _lines(weight_commands(deployment, source, runtime, rendered.method))
-    ask = _ask(rendered.port)
+    weights, ask = _lines(weight_commands(deployment, source, runtime, rendered.method)), _ask(rendered.port)
+    name = file_word(file)
     if deployment.gpus.nodes > 1:
-        image, inside = IMAGES[runtime].format(version), f"/config/{file.name}"
         steps = shell_text(
-            "steps_nodes.sh", weights=weights, image=image, volume=f"{file.absolute()}:{inside}:ro", inside=inside,
-            name=Text(file.name), package=PACKAGES[runtime], file=Text(quoted(file)), ask=ask,
+            "steps_nodes.sh", weights=weights, image=IMAGES[runtime].format(version), file=name,
+            volumes=_volumes([*_models(rendered), str(file)]), package=PACKAGES[runtime], ask=ask,
         )  # fmt: skip
-        return _numbered(rendered.head, steps)
-    is_engine = rendered.is_engine_mode
-    # The container sees this directory and the hub's cache; a configuration that lies elsewhere is mounted, too.
-    is_below = not file.is_absolute() and ".." not in file.parts
-    inside_file = file if is_below else Path("/configuration", file.name)
-    is_mounted = runtime == "trtllm" and not is_below
-    mounted = command_line(["--volume", f"{file.absolute()}:{inside_file}:ro"])
+        return _numbered(rendered.head, NEEDS, steps)
     published = render(deployment, runtime, rendered.method, host="0.0.0.0", port=rendered.port)  # noqa: S104 - on loopback
-    program, *arguments = published.words(*shlex.split(quoted(inside_file)))
-    start = f"sh {quoted(file)}" if runtime != "trtllm" else rendered.start.replace("FILE", quoted(file))
+    program, *arguments = published.words(name)
+    plans = plans_command(deployment, runtime, rendered.method)
+    image = OWN_IMAGE if plans else IMAGES[runtime].format(version)
+    package, start = f"{PACKAGES[runtime]} {version}", rendered.start(name)
+    if plans:
+        package = f"{package}, TensorRT {TENSORRT} and dflash-trt with its CUDA kernels"
+        start = f"{command_line(plans)} && {start}"
+    read = [*_models(rendered), *([str(file)] if runtime == "trtllm" else [])]
     steps = shell_text(
-        "steps_server.sh", weights=weights, image=OWN_IMAGE if is_engine else IMAGES[runtime].format(version),
-        build=Text(f"docker build -f docs/deploy/trtllm.Dockerfile -t {OWN_IMAGE} ." if is_engine else ""),
-        build_remark=Text("# docker build: in a checkout of dflash-trt." if is_engine else ""), port=rendered.port,
-        volume=Text(f" {mounted}" if is_mounted else ""), program=program, arguments=arguments,
-        package=Text(f"{PACKAGES[runtime]} {version}"), start=Text(start), ask=ask,
+        "steps_server.sh", weights=weights, image=image, build=Text(BUILD_IMAGE if plans else ""),
+        plans=Text(_plans_step(plans)), port=rendered.port, volumes=_volumes(read), program=program,
+        arguments=arguments, package=Text(package), start=Text(start), ask=ask,
     )  # fmt: skip
-    return _numbered(rendered.head, steps)
+    return _numbered(rendered.head, f"{NEEDS}{CHECKOUT if plans else ''}", steps)
+
+
+def _models(rendered: Rendered) -> list[str]:
+    """Directories or repository ids of the models that the server reads."""
+    deployment = rendered.deployment
+    drafts = {"dflash": deployment.draft if rendered.runtime == "trtllm" else deployment.checkpoint}
+    if rendered.method == "eagle3":
+        drafts["eagle3"] = deployment.eagle3_drafter().model
+    return [deployment.target, *([drafts[rendered.method]] if rendered.method in drafts else [])]
+
+
+def _plans_step(plans: list[str]) -> str:
+    """The command in a container that may write beside the engine; empty without plans."""
+    if not plans:
+        return ""
+    engine = plans[-1]
+    volumes = _volumes([str(Path(engine).parent)], mode="") if Path(engine).is_absolute() else Text("")
+    program, *arguments = plans
+    return shell_text("build_plans.sh", volumes=volumes, program=program, image=OWN_IMAGE, arguments=arguments).rstrip(
+        "\n"
+    )
+
+
+def _volumes(paths: Iterable[str], mode: str = ":ro") -> Text:
+    """Docker's options for paths outside the directory that the container sees, each mounted under its own path."""
+    options = []
+    for path in dict.fromkeys(os.path.normpath(Path(each).absolute()) for each in paths if _is_outside(each)):
+        if ":" in path:
+            raise ConfigError(f"{path}: Docker cannot mount a path that contains a colon", hint="rename it")
+        options.append(f" {command_line(['--volume', f'{path}:{path}{mode}'])}")
+    return Text("".join(options))
+
+
+def _is_outside(path: str) -> bool:
+    """Whether a path is here, and not below this directory; a repository id is not."""
+    return Path(path).is_absolute() or ".." in Path(path).parts
 
 
 def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Path) -> str:
     """Steps for a server of a cluster, whose manifests or script are in `file`; launcher slurm, kubernetes, dynamo."""
     rendered, models = server.rendered, server.models
     weights = list(weight_commands(rendered.deployment, source, rendered.runtime, rendered.method))
-    file_name, ask = Text(quoted(file)), _ask(server.port)
+    plans = plans_command(rendered.deployment, rendered.runtime, rendered.method)
+    file_name, ask = file_word(file), _ask(server.port)
     if launcher == "slurm":
         change = command_line(["cd", models])
         below = _lines(f"({change} && {command})" for command in weights)
-        steps = shell_text("steps_slurm.sh", models=models, weights=below, file=file_name, port=server.port, ask=ask)
-        return _numbered(rendered.head, steps)
+        build = f"{plans_srun(server)} {command_line(plans)}" if plans else ""
+        steps = shell_text(
+            "steps_slurm.sh", models=models, weights=below, plans=Text(build), file=file_name, port=server.port, ask=ask
+        )
+        return _numbered(rendered.head, CLUSTER_NEEDS["slurm"], steps)
     service = f"{graph_name(server)}-{FRONTEND}" if launcher == "dynamo" else server.name
     if launcher == "kubernetes" and server.nodes > 1:
         service += LEADER
@@ -92,9 +144,18 @@ def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Pa
     steps = shell_text(
         "steps_kubernetes.sh", name=server.name, fetch=Text(json.dumps(fetch, ensure_ascii=False)), models=models,
         mounted=_lines(f"# Where {models} is mounted: cd {models} && {command}" for command in made), file=file_name,
-        service=f"service/{service}", port=server.port, ask=ask,
+        plans=Text(_plans_job(server, plans)), service=f"service/{service}", port=server.port, ask=ask,
     )  # fmt: skip
-    return _numbered(rendered.head, steps)
+    return _numbered(rendered.head, CLUSTER_NEEDS["kubernetes"], steps)
+
+
+def _plans_job(server: ClusterServer, plans: list[str]) -> str:
+    """A Job that builds engine mode's plans on one of the GPUs, and the wait for it; empty without plans."""
+    if not plans:
+        return ""
+    return shell_text(
+        "plans_job.sh", name=server.name, image=server.image, models=server.models, command=Text(json.dumps(plans))
+    ).rstrip("\n")
 
 
 def _ask(port: int) -> Text:
@@ -105,38 +166,10 @@ def _lines(lines: Iterator[str]) -> Text:
     return Text("\n".join(lines))
 
 
-def _numbered(head: str, steps: str) -> str:
+def _numbered(head: str, needs: str, steps: str) -> str:
     """The steps, each begun by `## TITLE`, with numbers; those without commands are left out."""
     titled = (step.partition("\n") for step in STEP.split(steps)[1:])
     kept = [(title, body.strip("\n")) for title, _, body in titled if body.strip()]
     texts = [f"\n# {number}. {title}\n{body}\n" for number, (title, body) in enumerate(kept, 1)]
-    note = "# Steps to paste one after the other; nothing here has run on a GPU yet."
-    return f"#!/bin/bash\n{head}\n{note}\n{''.join(texts)}"
-
-
-def commands_for_draft(deployment: ResolvedDeployment, source: str, runtime: Runtime, method: Method) -> list[str]:
-    """Commands that convert or build the draft which the server reads; none where it is here, or is downloaded."""
-    commands = weight_commands(deployment, source, runtime, method)
-    return [command for command in commands if not command.startswith(DOWNLOAD)]
-
-
-def weight_commands(deployment: ResolvedDeployment, source: str, runtime: Runtime, method: Method) -> Iterator[str]:
-    """Commands that download or make what the server reads and is not here."""
-    if not Path(deployment.target).is_dir():
-        yield f"{DOWNLOAD} {command_line([deployment.target])}"
-    if method == "eagle3":
-        yield f"{DOWNLOAD} {command_line([deployment.eagle3_drafter().model])}"
-    if method != "dflash":
-        return
-    draft = deployment.draft if runtime == "trtllm" or deployment.mode == "native" else deployment.checkpoint
-    if Path(draft).is_dir():
-        return
-    if draft != deployment.checkpoint:  # quantised, or an engine
-        yield command_line(["dflash-trt", "build", source])
-        if deployment.mode == "engine":
-            yield command_line(["dflash-trt", "build", "--plans-for", draft])
-    elif runtime == "trtllm" and (converted := converted_draft(deployment.draft_sizes)) is not None:
-        if not Path(converted).is_dir():
-            yield command_line(["dflash-trt", "quantize", draft, "--recipe", "bf16", "-o", converted])
-    else:
-        yield f"{DOWNLOAD} {command_line([draft])}"
+    note = "# Steps to paste one after the other, in one directory; nothing here has run on a GPU yet."
+    return f"#!/bin/bash\n{head}\n{note}\n# Needs {needs}.\n{''.join(texts)}"

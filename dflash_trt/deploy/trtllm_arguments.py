@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_trt.deploy.batch_schedule import trtllm_schedule
 from dflash_trt.deploy.choices import STREAM_INTERVALS, chosen, circumstances
-from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.deployment_file import Method, check_runtime
 from dflash_trt.deploy.draft_methods import draft_arguments, selection
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
@@ -24,7 +24,11 @@ ATTENTION_DP = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iter
 
 
 def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
-    """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in what drafts need."""
+    """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in what drafts need.
+
+    Raises ConfigError for a deployment that TensorRT-LLM cannot serve.
+    """
+    check_runtime(deployment.file, deployment.name, "trtllm")
     arguments: dict[str, Any] = {
         "tensor_parallel_size": deployment.tensor_parallel,
         "moe_expert_parallel_size": deployment.expert_parallel,
@@ -76,11 +80,15 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
 
 
 def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:
-    """trtllm-serve with the model, the address, the file and, because the file has no key for it, the tool parser."""
+    """trtllm-serve with the model, the address and, because its file has no key for it, the tool parser.
+
+    The name of the file is the last word, and missing.
+    """
     target, host = argument(deployment.target, "target"), argument(host, "--host")
-    command = ["trtllm-serve", target, "--host", host, "--port", str(port), "--config", "FILE"]
+    command = ["trtllm-serve", target, "--host", host, "--port", str(port)]
     if (tool := target_parsers(deployment.target).tool.get("trtllm")) is not None:
         command += ["--tool_parser", tool]
+    command.append("--config")
     return [*ENGINE_MODE, *command] if is_engine_mode(deployment, method) else command
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of trtllm-serve: its own options, and the YAML file that it names, which wins.
+"""Arguments of trtllm-serve and dynamo.trtllm: their own options, and the YAML file that they name, which wins.
 
-Read in tensorrt_llm/commands/serve.py of 1.4.0rc1, a click command, which takes no abbreviations.
+Read in tensorrt_llm/commands/serve.py of 1.4.0rc1, a click command, which takes no abbreviations, and in
+dynamo/trtllm/backend_args.py and dynamic_flags.py of ai-dynamo 1.6.1.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.deploy.finding import WARNING, Finding
+from dflash_trt.deploy.finding import UNCHECKED, WARNING, Finding
+from dflash_trt.deploy.foreign.dynamo_words import dynamo_flags, is_dynamo
+from dflash_trt.deploy.foreign.named_file import named_arguments
+from dflash_trt.deploy.runtime_arguments import merged, nested
 from dflash_trt.deploy.script import Server
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.read import read_text
-from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
+from dflash_trt.files.strict_yaml import yaml_document
 
-FILES = ("config", "extra_llm_api_options")
+FILES = ("config", "extra_llm_api_options", "extra_engine_args")
 KEYS = {
     "tp_size": "tensor_parallel_size", "tensor_parallel_size": "tensor_parallel_size",
     "pp_size": "pipeline_parallel_size", "pipeline_parallel_size": "pipeline_parallel_size",
@@ -33,14 +36,27 @@ KEYS = {
     "allow_request_chat_template": "",
 }  # fmt: skip
 """LLM arguments by option; empty for what is no LLM argument."""
+DYNAMO_KEYS = {
+    "expert_parallel_size": "moe_expert_parallel_size", "enable_attention_dp": "enable_attention_dp",
+    "kv_block_size": "kv_cache_config.tokens_per_block", "load_format": "load_format",
+}  # fmt: skip
+"""LLM arguments that Dynamo's worker gives another name, or takes besides."""
+SWITCHES = ("trust_remote_code", "fail_fast_on_attention_window_too_large", "enable_attention_dp")
+OVERRIDES = "override_engine_args"
+DYNAMIC = "trtllm."
+"""Beginning of Dynamo's flags for any key of the file."""
 
 
-def trtllm_document(server: Server, script: Path) -> tuple[dict[str, Any], list[Finding]]:
-    """The arguments of one trtllm-serve, and its unknown options; ConfigError for a file that is not here."""
+def trtllm_document(server: Server, script: Path) -> tuple[dict[str, Any], list[Finding], bool]:
+    """The arguments of one server, findings, and whether all files were opened; ConfigError for a missing file."""
     findings: list[Finding] = []
+    is_whole = True
     document: dict[str, Any] = {}
     named: dict[str, Any] = {}
+    overrides: list[dict[str, Any]] = []
     words = list(server.words)
+    own = dynamo_flags("trtllm") if is_dynamo(server) else frozenset()
+    keys = dict.fromkeys(own, "") | KEYS | (DYNAMO_KEYS if own else {})
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
@@ -48,19 +64,40 @@ def trtllm_document(server: Server, script: Path) -> tuple[dict[str, Any], list[
         option, is_joined, value = word[2:].partition("=")
         option = option.replace("-", "_")
         if option in FILES:
-            named |= _file(value if is_joined else words.pop(0) if words else "", server, script)
-        elif option not in KEYS:
+            name = value if is_joined else words.pop(0) if words else ""
+            found = named_arguments(name, server.files, script)
+            if isinstance(found, Finding):
+                findings.append(found)
+                is_whole = False
+            else:
+                named |= found
+        elif own and option.startswith(DYNAMIC):
+            text = value if is_joined else words.pop(0) if words else ""
+            overrides.append(nested(option.removeprefix(DYNAMIC), yaml_document(text, script, ConfigError)))
+        elif own and option == OVERRIDES:
+            text = value if is_joined else words.pop(0) if words else ""
+            overrides += [read] if isinstance(read := yaml_document(text, script, ConfigError), dict) else []
+        elif option not in keys:
             problem = "not known to this schema (trtllm-serve 1.4.0rc1)"
             findings.append(Finding("unknown-key", WARNING, option, problem, "look it up in trtllm-serve --help"))
             words = words[1:] if words and not words[0].startswith("--") and not is_joined else words
-        elif option == "trust_remote_code":
-            document[option] = True
+        elif option in SWITCHES or (own and (not words or words[0].startswith("--")) and not is_joined):
+            _set(document, keys[option], True)
         else:
             text = value if is_joined else words.pop(0) if words else ""
-            _set(document, KEYS[option], yaml_document(text, script, ConfigError))
+            if "$" in text and keys[option]:
+                problem = f"{text} is known only to the shell that runs it"
+                findings.append(
+                    Finding("variable", UNCHECKED, keys[option], problem, "write its value, or set it in the script")
+                )
+            else:
+                _set(document, keys[option], yaml_document(text, script, ConfigError))
     if isinstance(pool := document.get("kv_cache_config"), dict) and isinstance(named.get("kv_cache_config"), dict):
         named["kv_cache_config"] = pool | named["kv_cache_config"]
-    return document | named, findings
+    document |= named
+    for each in overrides:
+        document = merged(document, each)
+    return document, findings, is_whole
 
 
 def file_words(words: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -80,18 +117,3 @@ def _set(document: dict[str, Any], key: str, value: Any) -> None:
         document.setdefault(outer, {})[inner] = value
     elif key:
         document[key] = value
-
-
-def _file(name: str, server: Server, script: Path) -> dict[str, Any]:
-    """The YAML file that a command names: written by the script itself, or beside it."""
-    path = script.parent / name
-    text = server.files.get(name)
-    if text is None and not path.is_file():
-        raise ConfigError(
-            f"{script}: expected the file that it names, {name}, beside it, found none",
-            hint=f"dflash-trt serve-config --check {name} --runtime trtllm",
-        )
-    read = yaml_document(read_text(path, ConfigError, limit=MAX_BYTES) if text is None else text, path, ConfigError)
-    if not isinstance(read, dict):
-        raise ConfigError(f"{path}: expected a mapping of LLM arguments, found something else")
-    return read

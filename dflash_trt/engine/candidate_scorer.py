@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scores of a candidate lattice: the head's logits, and what each candidate gains after each of the slot before.
+"""Scorers of a candidate lattice, and DFlash2's: the head's logits, and the gain of each pair of neighbours.
 
 Sums are in FP32: rounded to BF16 they change which candidate is best. Only rows of a scorer's tables are read, so on a
 CPU the tables stay in their file.
@@ -7,7 +7,9 @@ CPU the tables stay in their file.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -17,6 +19,22 @@ from dflash_trt.checkpoint.draft_spec import SELECTOR, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.candidate_lattice import CandidateLattice
+
+Embed = Callable[[Tensor], Tensor]
+"""Embeddings [..., H] of token ids [...] int64."""
+
+
+class DraftedBlock(NamedTuple):
+    """The part of a draft pass that scorers may read, beside the candidates."""
+
+    hidden: Tensor
+    """[B, K, H] any float: final hidden rows of the slots."""
+    anchors: Tensor
+    """[B] int64: the last verified tokens."""
+    context_hidden: Tensor | None
+    """[B, H] any float: the last context rows before K and V, of a LiLiCorr draft."""
+    embed: Embed
+    """The target's embedding."""
 
 
 class CandidateScorer:
@@ -29,7 +47,7 @@ class CandidateScorer:
         self._cap = spec.final_logit_softcapping
 
     def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The k best ids of logits [B, K, V], and their `final_logits`."""
+        """The k best ids of logits [B, K, V], and the values that `lattice` takes: their `final_logits`."""
         top, ids = logits.topk(self.top_k, dim=-1)
         return ids, self.final_logits(top)
 
@@ -38,14 +56,11 @@ class CandidateScorer:
         logits = logits.float() * self._multiplier
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
-    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> CandidateLattice:
-        """Lattice of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] after `anchors`.
-
-        anchors [B] int64 are the last verified tokens.
-        """
-        first = uploaded(anchors, ids.device)
+    def lattice(self, block: DraftedBlock, ids: Tensor, logits: Tensor) -> CandidateLattice:
+        """Lattice of candidates `ids` int64, `logits` FLOAT [B, K, k] in the slots of `block`."""
+        first = uploaded(block.anchors, ids.device)
         before = torch.cat([first[:, None, None].expand(-1, 1, ids.shape[-1]), ids[:, :-1]], dim=1)
-        return CandidateLattice(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
+        return CandidateLattice(ids, self._edges(block.hidden.float(), before, ids) + logits[:, :, None])
 
     def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
         """[B, K, k, k] FLOAT: the gain of each of `ids` after each of `before`, [B, K, k] both."""

@@ -70,8 +70,12 @@ class Executor(Protocol):
     def close(self) -> None:
         """Frees caches and graphs now; the last call."""
 
-    def context(self, taps: Tensor, positions: Tensor) -> Tensor:
-        """kv [T, 2, L, G, D] of taps [T, A*H] at positions [T], T >= 1; the next call may overwrite them."""
+    def context(self, taps: Tensor, positions: Tensor) -> Mapping[str, Tensor]:
+        """The context graph's outputs by name, of taps [T, A*H] at positions [T], T >= 1.
+
+        kv [T, 2, L, G, D] of `cache_dtype`; and context_hidden [T, H], any float, of a LiLiCorr draft. The next call
+        may overwrite them.
+        """
 
     def draft(self, inputs: DraftInputs) -> Mapping[str, Tensor]:
         """The draft graph's outputs by name, B >= 1; the bound caches are only read.

@@ -23,7 +23,7 @@ from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import dspark_shapes
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.candidate_lattice import CandidateLattice
-from dflash_trt.engine.candidate_scorer import CandidateScorer, table_rows
+from dflash_trt.engine.candidate_scorer import CandidateScorer, DraftedBlock, table_rows
 
 
 class MarkovScorer(CandidateScorer):
@@ -50,12 +50,14 @@ class MarkovScorer(CandidateScorer):
             names = [*dspark_shapes(spec), *([D2T] if spec.has_d2t else [])]
             return cls(spec, {name: tensors.get_tensor(name) for name in names})
 
-    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> CandidateLattice:
+    def lattice(self, block: DraftedBlock, ids: Tensor, logits: Tensor) -> CandidateLattice:
         """The lattice, with the survival of its paths where there is a confidence head."""
-        lattice = super().lattice(hidden, anchors, ids, logits)
+        lattice = super().lattice(block, ids, logits)
         if f"{CONFIDENCE}.proj.weight" not in self._linear:
             return lattice
-        return CandidateLattice(lattice.ids, lattice.scores, partial(self._survival, hidden.float(), anchors))
+        return CandidateLattice(
+            lattice.ids, lattice.scores, partial(self._survival, block.hidden.float(), block.anchors)
+        )
 
     def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
         rows = table_rows(self._w1, before)

@@ -63,6 +63,11 @@ def with_head(
             f"{draft.origin.directory}: expected a draft that borrows the target's lm_head, found one with its own",
             hint="build without --head",
         )
+    if draft.spec.lilicorr is not None and token_ids is not None:
+        raise BuildError(
+            f"{draft.origin.directory}: a LiLiCorr draft needs probabilities over the whole vocabulary",
+            hint="build with --head fp8 or --head nvfp4, or without --head",
+        )
     head, algorithm = _target_head(target), choice.algorithm
     weights = map_tensor(head) if token_ids is None else map_tensor(head)[token_ids]
     if algorithm == NVFP4 and weights.shape[1] % BLOCK:

@@ -94,19 +94,20 @@ class RecordedExecutor:
             self._context.close()
         self._context = None
 
-    def context(self, taps: Tensor, positions: Tensor) -> Tensor:
-        """kv [T, 2, L, G, D] in the cache's dtype."""
+    def context(self, taps: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """The context graph's outputs: kv in the cache's dtype, others in BF16."""
         assert self._context is not None, "load comes first"
         graph, T, most = self._context, len(taps), self._context.sizes[-1]
         with self._launcher.queued():
             if most >= T:
                 return _run_context(graph, taps, positions)
-            buffer = graph.tensors["kv"]
-            kv = buffer.new_empty(T, *buffer.shape[1:])
+            buffers = {name: graph.tensors[name] for name in graph.outputs}
+            outputs = {name: buffer.new_empty(T, *buffer.shape[1:]) for name, buffer in buffers.items()}
             for begin in range(0, T, most):
                 part = slice(begin, begin + most)
-                kv[part] = _run_context(graph, taps[part], positions[part])
-            return kv
+                for name, rows in _run_context(graph, taps[part], positions[part]).items():
+                    outputs[name][part] = rows
+            return outputs
 
     def draft(self, inputs: DraftInputs) -> dict[str, Tensor]:
         """The draft graph's outputs; hidden in BF16."""
@@ -128,12 +129,12 @@ class RecordedExecutor:
             return {name: torch.cat([part[name] for part in parts]) for name in graph.outputs}
 
 
-def _run_context(graph: SizedGraph, taps: Tensor, positions: Tensor) -> Tensor:
+def _run_context(graph: SizedGraph, taps: Tensor, positions: Tensor) -> dict[str, Tensor]:
     T, tensors = len(taps), graph.tensors
     tensors["target_hidden"][:T].copy_(taps)
     tensors["positions"][:T].copy_(positions)
     graph.run(T)
-    return tensors["kv"][:T]
+    return {name: tensors[name][:T] for name in graph.outputs}
 
 
 def _run_draft(graph: SizedGraph, inputs: DraftInputs) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.draft_tensors import dflash2_shapes, dspark_shapes
+from dflash_trt.checkpoint.draft_tensors import added_shapes
 from dflash_trt.checkpoint.number_formats import BLOCK, FORMATS
 
 Spec = TypeVar("Spec", bound=PartialDraftSpec)
@@ -50,7 +50,7 @@ def not_shared(spec: PartialDraftSpec, num_ranks: int, algorithms: Collection[st
     ):
         if count % (num_ranks * step):
             return f"expected {what} that {num_ranks} ranks share evenly, found {count}"
-    additions = [*spec.own_vocabulary, *dflash2_shapes(spec), *dspark_shapes(spec)]
+    additions = [*spec.own_vocabulary, *added_shapes(spec)]
     additions += ["sample_from_anchor"] * spec.sample_from_anchor
     return f"expected a plain DFlash draft for {num_ranks} ranks, found {additions[0]}" if additions else None
 

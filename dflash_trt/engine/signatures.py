@@ -18,6 +18,7 @@ from dflash_trt.checkpoint.quantization import Quantization
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 6  # page size; strides of page, K to V, row and head; number of pages
 CONTEXT_POINTER_SIZE = 2  # address, checksum
+CONTEXT_HIDDEN = "context_hidden"
 PAGE_SIZES = (16, 32, 64)  # rows of a page, where a context has several
 TOKENS_PER_PAGE = 32  # in the caches of target and drafter; the default of tokens_per_block in TensorRT-LLM
 MAX_CONTEXT = 131072
@@ -94,7 +95,8 @@ def num_segments(num_layers: int) -> int:
 def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_shard: bool = False) -> dict[str, Graph]:
     """The graphs of a draft, by name: what is written, planned, bound and called.
 
-    context: target_hidden [T, A*H], positions [T] -> kv [T, 2, L, G, D], K before V.
+    context: target_hidden [T, A*H], positions [T] -> kv [T, 2, L, G, D], K before V; and in a LiLiCorr draft
+    context_hidden [T, H], from which K and V are projected: it scores candidates by the last of these rows.
     draft: noise_embeds [B, S, H], positions [B, S], context_pointers [L, 2], context_layout [6],
     page_table [slots, pages], slot_ids [B], context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own
     token_ids [B, K]: its proposals, by the target's ids; or, where candidates are scored, candidate_ids and
@@ -113,10 +115,11 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
         proposals = [port(f"candidate_{name}", dtype, "B", K, k) for name, dtype in (("ids", INT32), ("logits", FLOAT))]
     elif spec.has_own_head:
         proposals = [port("token_ids", INT32, "B", K)]
+    last_rows = [] if spec.lilicorr is None else [port(CONTEXT_HIDDEN, COMPUTE, "T", H)]
     context = Graph(
         file="context.onnx",
         inputs=(port("target_hidden", COMPUTE, "T", spec.target_hidden_size), port("positions", INT32, "T")),
-        outputs=(port("kv", cached, "T", 2, L, G, D),),
+        outputs=(port("kv", cached, "T", 2, L, G, D), *last_rows),
     )
     block = (port("noise_embeds", COMPUTE, "B", S, H), port("positions", INT32, "B", S))
     cache = (

@@ -37,6 +37,11 @@ def command_line(words: Iterable[object]) -> str:
     return shlex.join(plain(str(word), "a command") for word in words)
 
 
+def file_word(path: Path) -> str:
+    """A path as a word of a command that no program takes for an option; ConfigError for control characters."""
+    return plain(f"./{path}" if str(path).startswith("-") else str(path), "-o")
+
+
 def quoted(path: Path) -> str:
     """A path, quoted for the hint of an error; errors make their text printable themselves."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))

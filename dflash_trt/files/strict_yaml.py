@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -92,6 +92,14 @@ for _tag, _construct in {
 def read_yaml(file: Path, error: type[DFlashError]) -> object:
     """The document of `file`; raises `error` when it is unreadable, larger than MAX_BYTES or not plain YAML."""
     return yaml_document(read_text(file, error, limit=MAX_BYTES), file, error)
+
+
+def yaml_documents(text: str, file: Path, error: type[DFlashError]) -> list[Any]:
+    """All documents in `text`, which was read from `file`, as `---` separates them."""
+    try:
+        return list(yaml.load_all(text, Loader=_StrictLoader))
+    except (yaml.YAMLError, ValueError) as problem:
+        raise error(f"{file}: expected YAML, found {' '.join(str(problem).split())}") from None
 
 
 def yaml_document(text: str, file: Path, error: type[DFlashError]) -> object:

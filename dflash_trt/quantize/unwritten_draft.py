@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,14 +10,14 @@ from types import MappingProxyType
 import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.modelopt_config import claim
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG, Quantization, expected_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.files.json_file import write_json
-from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
 
 
 class UnwrittenDraft(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +29,8 @@ class UnwrittenDraft(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization
     config: dict[str, object]
     """config.json, in z-lab's layout or our own."""
-    hf_quant_config: Path | dict[str, object] | None
-    """hf_quant_config.json, or the file to copy it from; None for a draft without one."""
+    hf_quant_config: dict[str, object] | None
+    """hf_quant_config.json; None for an unquantised draft."""
     layout: Layout
     """dtype and shape by name, in file order."""
     write_tensors: Callable[[SafetensorsWriter], None]
@@ -40,9 +39,7 @@ class UnwrittenDraft(msgspec.Struct, frozen=True, kw_only=True):
         """Writes model.safetensors, with `metadata` in its header, and the configuration into `directory`."""
         with SafetensorsWriter(directory / SINGLE, self.layout, metadata=metadata) as writer:
             self.write_tensors(writer)
-        if isinstance(self.hf_quant_config, Path):
-            shutil.copyfile(self.hf_quant_config, directory / HF_QUANT_CONFIG)
-        elif self.hf_quant_config is not None:
+        if self.hf_quant_config is not None:
             write_json(directory / HF_QUANT_CONFIG, self.hf_quant_config)
         write_json(directory / "config.json", self.config)
 
@@ -55,16 +52,9 @@ def unchanged(draft: DraftCheckpoint) -> UnwrittenDraft:
         for tensor in draft.weights.values():
             writer.copy(tensor)
 
-    file = draft.directory / HF_QUANT_CONFIG
-    return UnwrittenDraft(
-        origin=draft,
-        spec=draft.spec,
-        quantization=draft.quantization,
-        config=draft.canonical_config(),
-        hf_quant_config=file if file.is_file() else None,
-        layout={name: (tensor.dtype, tensor.shape) for name, tensor in draft.weights.items()},
-        write_tensors=write,
-    )
+    layout = {name: (tensor.dtype, tensor.shape) for name, tensor in draft.weights.items()}
+    config = draft.canonical_config()
+    return with_claims(draft, draft.spec, config, draft.quantization, layout=layout, write_tensors=write)
 
 
 def with_claims(
@@ -72,10 +62,7 @@ def with_claims(
     write_tensors: Callable[[SafetensorsWriter], None],
 ) -> UnwrittenDraft:  # fmt: skip
     """A draft whose configuration claims `quantization`."""
-    modules = [*spec.linear_modules(), HEAD]
-    claims = hf_quant_config(quantization, modules) if quantization.algorithms() else None
-    if claims is not None:
-        config = config | {"quantization_config": quantization_config(quantization, modules)}
+    config, claims = claim(config, quantization, spec.linear_modules())
     return UnwrittenDraft(
         origin=origin,
         spec=spec,

@@ -79,8 +79,9 @@ def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, t
         raise RequestError(f"the prompt contains the draft's mask token {draft.mask_token_id}")
     limit = max_positions(draft, target)
     if (length := len(prompt_ids) + max_tokens) > limit:
+        whose = "target" if target.max_position_embeddings == limit else "draft"
         raise RequestError(
-            f"prompt: expected at most {limit} tokens (max_position_embeddings), found {len(prompt_ids)}"
+            f"prompt: expected at most {limit} tokens (max_position_embeddings of the {whose}), found {len(prompt_ids)}"
             f" in the prompt + {max_tokens} new ones = {length}",
             hint="lower --max-tokens or shorten the prompt",
         )

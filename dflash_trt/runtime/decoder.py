@@ -15,8 +15,7 @@ in `policy/`.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,9 +28,11 @@ from dflash_trt.engine.proposals import Proposals
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.policy.client_queue import ClientQueue, split_room, to_preempt
 from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.policy.step_record import StepRecord
+from dflash_trt.runtime.policy.step_share import StepShare
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
 
@@ -51,13 +52,14 @@ class Decoder:
         The models' slots must be empty, and no other decoder may use them meanwhile.
         """
         self.slots = slots
-        self.waiting: deque[Request] = deque()
-        """Requests in the order of their arrival: a large one is never overtaken, so it never starves."""
+        self.waiting = ClientQueue[Request]()
+        """Requests without a slot: a large one is never overtaken for want of room, so it never starves."""
         self.running: dict[int, Request] = {}
         """Requests by slot, in the order of admission."""
         self.runner = runner
         self._draft_length = draft_length
         self._proposal_choice = ProposalChoice()
+        self._step_share = StepShare()
         self._prefill_chunk = prefill_chunk
         self._totals, self._acceptance = DecoderTotals(), AcceptanceCounter()
 
@@ -65,7 +67,8 @@ class Decoder:
         """Advances all running requests by one pass of the target."""
         begin = time.perf_counter()
         self._admit()
-        blocks, chunks = self._draft(), self._prompt_chunks()
+        running = self._taking_part()
+        blocks, chunks = self._draft(running), self._prompt_chunks(running)
         if not (parts := [*blocks, *chunks]):
             return
         logits = self.runner.verify([part.segment for part in parts])
@@ -79,27 +82,53 @@ class Decoder:
         )
         self._draft_length.observe(record)
         self._proposal_choice.observe(record)
+        self._step_share.observe(record)
 
     def _admit(self) -> None:
-        """Gives slots and pages to waiting requests while there is room."""
-        while self.waiting:
-            request = self.waiting[0]
-            prompt_ids = request.cacheable_prompt_ids
-            if not self.slots.can_allocate(request.max_length, prompt_ids):
-                return
-            self.waiting.popleft()
-            request.admitted = time.perf_counter()
-            slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, prompt_ids)
-            self.runner.reserve(slot, pages, request.num_cached_tokens)
-            request.num_prefilled = request.num_cached_tokens
-            if self.slots.prefix_caching:
-                self._totals.prefix_cache_queries += len(request.prompt_ids)
-                self._totals.prefix_cache_hits += request.num_cached_tokens
-            self.running[slot] = request
+        """Gives slots and pages to waiting requests while there is room, or while it is fair to make room."""
+        while self._admit_one():
+            pass
 
-    def _draft(self) -> list[StepInput]:
+    def _admit_one(self) -> bool:
+        """Admits a request, or takes a slot from another one; False if neither is possible before the next step."""
+        running = [*self.running.values()]
+        for request in self.waiting.heads(running):
+            if not self.slots.has_room(request.max_length):
+                if (other := to_preempt(running, request.client)) is not None:
+                    self._preempt(other)
+                return other is not None
+            if not self.slots.is_computing(request.cacheable_ids):  # otherwise its prefix can soon be shared
+                self._start(request)
+                return True
+        return False
+
+    def _start(self, request: Request) -> None:
+        self.waiting.take(request)
+        context_ids = request.cacheable_ids
+        slot, pages, num_cached = self.slots.allocate(request.max_length, context_ids)
+        self.runner.reserve(slot, pages, num_cached)
+        request.num_prefilled = num_cached
+        if request.admitted is None:
+            request.admitted, request.num_cached_tokens = time.perf_counter(), num_cached
+        if self.slots.prefix_caching:
+            self._totals.prefix_cache_queries += len(request.context_ids)
+            self._totals.prefix_cache_hits += num_cached
+        self.running[slot] = request
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a request's slot; its next turn reads the tokens so far again, most of them from the prefix cache."""
+        self._release(next(slot for slot, running in self.running.items() if running is request))
+        request.restart()
+        self.waiting.put_back(request)
+
+    def _taking_part(self) -> Mapping[int, Request]:
+        """Running requests of the clients that take part in the step."""
+        clients = self._step_share.choose([request.client for request in self.running.values()])
+        return {slot: request for slot, request in self.running.items() if request.client in clients}
+
+    def _draft(self, running: Mapping[int, Request]) -> list[StepInput]:
         """Blocks: the last token of each request whose prompt has been read, and drafts that follow it."""
-        decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
+        decoding = {slot: request for slot, request in sorted(running.items()) if request.is_prefilled}
         chosen = self._draft_length.lengths([request.params.draft_length for request in decoding.values()])
         limits = {
             slot: min(length, request.remaining - 1)
@@ -129,14 +158,11 @@ class Decoder:
             return proposals
         return proposals.first(self._draft_length.cut_length(proposals.survival))
 
-    def _prompt_chunks(self) -> list[StepInput]:
-        """The next tokens of unfinished prompts, oldest request first."""
-        chunks, room = [], self._prefill_chunk
-        for slot, request in self.running.items():
-            if room > 0 and not request.is_prefilled:
-                chunks.append(StepInput.chunk(slot, request, room))
-                room -= len(chunks[-1].token_ids)
-        return chunks
+    def _prompt_chunks(self, running: Mapping[int, Request]) -> list[StepInput]:
+        """The next tokens of unfinished prompts: an equal share for each client, its oldest request first."""
+        reading = [(slot, request) for slot, request in running.items() if not request.is_prefilled]
+        sizes = split_room(self._prefill_chunk, [(request.client, request.num_unread) for _, request in reading])
+        return [StepInput.chunk(*each, size) for each, size in zip(reading, sizes, strict=True) if size]
 
     def _commit(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
         """Rolls back what was rejected; the rest is in both caches, whose full pages others may share."""
@@ -223,7 +249,10 @@ class Decoder:
             request.finish(reason)
         self._totals.finished[reason] += 1
         if slot is not None:
-            self.runner.release(slot)
-            self.slots.free(slot)
-            del self.running[slot]
+            self._release(slot)
         request.report()
+
+    def _release(self, slot: int) -> None:
+        self.runner.release(slot)
+        self.slots.free(slot)
+        del self.running[slot]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,8 +29,15 @@ class DecoderThread:
         """Whether it takes requests."""
         self.error: Exception | None = None
         """Exception that ended it."""
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="dflash-trt decoder", daemon=True)
         self._thread.start()
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds since the current step began; 0 while no request runs."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def submit(self, request: Request) -> None:
         """Queues a request; EngineError when the thread has ended or failed."""
@@ -70,8 +78,10 @@ class DecoderThread:
 
     def _execute(self) -> bool:
         """Executes queued commands, waiting for one if the decoder is idle; False when closed."""
+        self._step_began = None
         with self._changed:
             self._changed.wait_for(lambda: self._commands or not self.is_open or not self._decoder.is_idle)
+            self._step_began = time.monotonic()
             commands, is_open = list(self._commands), self.is_open
         for command, request in commands:
             command(request)

@@ -18,8 +18,8 @@ from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.answer import Put, chunk_reporter
 from dflash_trt.runtime.decoder_thread import DecoderThread
+from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
-from dflash_trt.runtime.logits_processors import GrammarCompiler
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.request import Request
 
@@ -47,10 +47,10 @@ class EmbeddedBackend:
         self._close = weakref.finalize(self, self._thread.close)
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
     ) -> AsyncGenerator[Chunk, None]:
         """Answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels it."""
-        cancel, chunks = self.start(prompt, params, incremental=incremental)
+        cancel, chunks = self.start(prompt, params, incremental=incremental, client=client)
         try:
             async for chunk in chunks:
                 yield chunk
@@ -58,7 +58,7 @@ class EmbeddedBackend:
             cancel()
 
     def start(
-        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
     ) -> tuple[Callable[[], None], AsyncGenerator[Chunk, None]]:
         """Submits a request: what cancels it, and its chunks, on the running event loop."""
         loop = asyncio.get_running_loop()
@@ -69,8 +69,16 @@ class EmbeddedBackend:
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
         request = self.request(prompt, params, put, incremental=incremental)
+        request.client = client
         self.submit(request)
         return partial(self.cancel, request), _until_whole(chunks)
+
+    def follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Chunk]:
+        """Answer step by step, from the first `next` on; closing the iterator cancels it.
+
+        Raises RequestError for an invalid request at once.
+        """
+        return _follow(PendingRequest(self, prompt, params, incremental=True))
 
     def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingRequest]:
         """Requests, not yet submitted, whose caller waits for the whole answers."""
@@ -94,7 +102,7 @@ class EmbeddedBackend:
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """Compiler that keeps recent grammars; RequestError where there can be none."""
+        """Compiler over the target's vocabulary; RequestError where there can be none."""
         return self.session.grammars
 
     @property
@@ -112,6 +120,11 @@ class EmbeddedBackend:
     def is_alive(self) -> bool:
         """Whether it takes requests: not after `close`, nor after the decoder has failed."""
         return self._thread.is_open
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds since the current step began; 0 while no request runs."""
+        return self._thread.step_seconds
 
     @property
     def error(self) -> Exception | None:
@@ -202,3 +215,11 @@ async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerat
         yield chunk
         if chunk.completion is not None:
             return
+
+
+def _follow(pending: PendingRequest) -> Iterator[Chunk]:
+    pending.submit()
+    try:
+        yield from pending.chunks()
+    finally:
+        pending.cancel()

@@ -11,6 +11,7 @@ from traceback import clear_frames
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions, choose_device
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
@@ -30,6 +31,7 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.runnable import target_dtype
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.sequential_target import BorrowedTarget
 
 LOG = logging.getLogger("dflash_trt.runtime")
 NO_MEMORY = ("allocate memory", "out of memory")
@@ -107,6 +109,25 @@ def load_session(
             hint="lower --cache-gib",
         ) from None
     return session
+
+
+def session_around(pair: CheckedPair, model: PreTrainedModel, options: RuntimeOptions = DEFAULTS) -> Session:
+    """A session whose target is a loaded model: it computes as it is, where it is, and stays loaded after `close`.
+
+    Requests run one after the other. Raises CheckpointError where the model is not the target of `pair`, or cannot take
+    tokens back, and EngineError as `open_drafter` does.
+    """
+    manifest, config = pair.manifest, model.config.get_text_config()
+    if (found := model.config.model_type).removesuffix("_text") != (expected := manifest.target.model_type):
+        raise CheckpointError(f"target: expected a {expected} model ({pair.target.directory}), found a {found} model")
+    for fact in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        if (found := getattr(config, fact, None)) != (expected := getattr(manifest.target, fact)):
+            raise CheckpointError(f"target: {fact}: expected {expected} ({pair.target.directory}), found {found}")
+    drafter = open_drafter(pair.engine, manifest, device=str(model.device), executor=options.executor)
+    target = BorrowedTarget(
+        model, manifest.draft.target_layer_ids, num_slots=1, tap_hidden_size=manifest.draft.tap_hidden_size
+    )
+    return Session(manifest, target, drafter, pair.tokenizer, stop_token_ids(model), cache_gib=options.cache_gib)
 
 
 def prepare_target(

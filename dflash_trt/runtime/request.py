@@ -33,9 +33,13 @@ class Request:
     """Processors that change the target's logits before a token is drawn."""
     on_progress: Callable[[Request], None] | None = None
     """Called after each step that emitted tokens, and at the end, on the thread that steps."""
+    client: str = ""
+    """Sender; clients take turns (`policy.client_queue`)."""
 
+    context_ids: Sequence[int] = ()
+    """Tokens to read before the next one is decoded: the prompt, after `restart` with the answer so far."""
     num_prefilled: int = 0
-    """Prompt tokens that target and drafter have seen."""
+    """Tokens of them that target and drafter have seen."""
     num_cached_tokens: int = 0
     """Prompt tokens served from the prefix cache."""
     token_ids: list[int] = field(default_factory=list)
@@ -60,20 +64,33 @@ class Request:
     error: Exception | None = None
     """Cause of an incomplete answer: this request's logits, or a decoder that failed."""
 
+    def __post_init__(self) -> None:
+        self.context_ids = self.prompt_ids
+
     @property
     def max_length(self) -> int:
         """Largest number of tokens that prompt and answer can have."""
         return len(self.prompt_ids) + self.params.max_tokens
 
     @property
-    def cacheable_prompt_ids(self) -> Sequence[int]:
-        """Prompt ids to look up in the prefix cache; none where the prompt's own logits are needed."""
-        return () if self.params.prompt_logprobs else self.prompt_ids
+    def cacheable_ids(self) -> Sequence[int]:
+        """Context ids to look up in the prefix cache; none where the prompt's own logits are needed."""
+        return () if self.needs_prompt_logprobs else self.context_ids
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether reading the prompt must compute its log probabilities."""
+        return bool(self.params.prompt_logprobs) and not self.token_ids
+
+    @property
+    def num_unread(self) -> int:
+        """Context tokens that are not in the caches yet."""
+        return len(self.context_ids) - self.num_prefilled
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the whole prompt is in the caches."""
-        return self.num_prefilled == len(self.prompt_ids)
+        """Whether the whole context is in the caches."""
+        return self.num_unread == 0
 
     @property
     def draw(self) -> Draw | None:
@@ -104,6 +121,12 @@ class Request:
         accepted = min(taken, len(token_ids) - 1)
         self.steps.append(Step(token_ids=tuple(token_ids[:taken]), proposals=tuple(proposals), accepted=accepted))
         return self.steps[-1]
+
+    def restart(self) -> None:
+        """Begins again without a slot: what it has emitted becomes context, so its next tokens stay the same."""
+        self.context_ids, self.num_prefilled = [*self.prompt_ids, *self.token_ids], 0
+        if not self.token_ids:
+            self.prompt_logprobs, self.prompt_top_logprobs = [], []
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the answer."""

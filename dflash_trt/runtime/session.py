@@ -22,8 +22,9 @@ from dflash_trt.runtime.answer import completion
 from dflash_trt.runtime.checked_pair import check_prompt, max_positions
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
+from dflash_trt.runtime.logits_processors import LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.request import Request

@@ -36,10 +36,10 @@ class StepInput(msgspec.Struct, frozen=True):
     @classmethod
     def chunk(cls, slot: int, request: Request, size: int) -> StepInput:
         """The next tokens, at most `size`, of a prompt that is still being read."""
-        begin, prompt_ids = request.num_prefilled, request.prompt_ids
-        chunk = prompt_ids[begin : begin + size]
-        is_last = begin + len(chunk) == len(prompt_ids)
-        num_prompt_logits = len(chunk) - is_last if request.params.prompt_logprobs else 0
+        begin, context_ids = request.num_prefilled, request.context_ids
+        chunk = context_ids[begin : begin + size]
+        is_last = begin + len(chunk) == len(context_ids)
+        num_prompt_logits = len(chunk) - is_last if request.needs_prompt_logprobs else 0
         return cls(slot, request, chunk, NO_PROPOSALS, int(is_last), num_prompt_logits)
 
     @property

@@ -124,6 +124,10 @@ class TritonCall:
         inputs = {spec.name: triton.get_input_tensor_by_name(self._request, spec.name) for spec in INPUTS}
         return {name: tensor.as_numpy() for name, tensor in inputs.items() if tensor is not None}
 
+    def parameters(self) -> Mapping[str, object]:
+        """Fields of the request that are no inputs: Triton's HTTP endpoints put every unknown key here."""
+        return dict(json.loads(self._request.parameters()))
+
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, final: bool) -> None:
         """One response."""
         outputs = [triton.Tensor(name, tensor) for name, tensor in tensors.items()]

@@ -10,7 +10,8 @@ import msgspec
 
 from dflash_trt.api.neutral_fields import check_neutral
 from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SamplingParams
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import RequestError, shown
+from dflash_trt.files.strict_yaml import nearest
 from dflash_trt.triton.tensors import INPUTS, SAMPLING, SAMPLING_STOP, TEXT_INPUT
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 32  # TensorRT-LLM's
 UNCHANGED_FIELDS = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "temperature", "logprobs"}
 """Settings that are passed on unchanged, where the model has a tensor for them."""
+
+
+REQUEST_ID = "id"
+"""Parameter of Triton's own, which its HTTP endpoints pass on."""
 
 
 class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +38,17 @@ class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the output begins with the prompt."""
     returns: frozenset[str]
     """Fields to return: any of finish_reason, stop_reason, cumulative_logprob and perf_metrics."""
+
+
+def check_parameters(parameters: Mapping[str, object]) -> None:
+    """Raises RequestError for a field that is no input, which Triton passes on as a parameter."""
+    names = [spec.name for spec in INPUTS]
+    for name in parameters:
+        if name != REQUEST_ID:
+            like = f"{SAMPLING}{name}" if f"{SAMPLING}{name}" in names else nearest(name, names)
+            raise RequestError(
+                f"{shown(name)} is not an input of this model" + (f"; did you mean {like}?" if like else "")
+            )
 
 
 def read_inputs(tensors: Mapping[str, npt.NDArray[np.generic]]) -> RequestInputs:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from dflash_trt.api.backend import Backend, DecoderMetrics
 from dflash_trt.errors import RequestError
 from dflash_trt.triton.model_file import TritonConfig
-from dflash_trt.triton.request_tensors import RequestInputs, is_stop, read_inputs
+from dflash_trt.triton.request_tensors import RequestInputs, check_parameters, is_stop, read_inputs
 from dflash_trt.triton.response_tensors import response_tensors
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ class Call(Protocol):
 
     def tensors(self) -> Mapping[str, npt.NDArray[np.generic]]:
         """The inputs that were given, by name."""
+
+    def parameters(self) -> Mapping[str, object]:
+        """Fields of the request that are no inputs."""
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, final: bool) -> None:
         """One response."""
@@ -74,6 +77,7 @@ class Service:
     async def _serve(self, call: Call) -> None:
         """Every call gets its final response here, whatever happens."""
         try:
+            check_parameters(call.parameters())
             tensors = call.tensors()
             if is_stop(tensors):
                 raise self._stop(call.request_id)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.candidate_scorer import CandidateSelector
+from dflash_trt.engine.candidate_scorer import CandidateSelector, DraftedBlock
 from dflash_trt.engine.executor import Executor
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 
@@ -55,5 +55,7 @@ class DFlash2EngineDrafter(EngineDrafter):
         selector = self.candidate_selector
         assert selector is not None, "_build_fused_kv_buffers comes first"
         logits = selector.final_logits(unary_logits)
-        rows = selector.lattice(block_hidden_states, anchor_token_ids, candidate_ids, logits).greedy_rows()
+        assert self.model.embed_tokens is not None
+        block = DraftedBlock(block_hidden_states, anchor_token_ids, None, self.model.embed_tokens)
+        rows = selector.lattice(block, candidate_ids, logits).greedy_rows()
         return block_logits.float().fill_(-torch.inf).scatter_(-1, candidate_ids, rows)

@@ -97,7 +97,7 @@ class EngineDrafter(nn.Module):
 
     def precompute_context_kv(self, projected_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """k, v [T, L, G, D] of taps [T, A*H] at positions [T]; the worker multiplies them in place and stores them."""
-        k, v = self._executor.context(projected_hidden, positions).unbind(1)
+        k, v = self._executor.context(projected_hidden, positions)["kv"].unbind(1)
         return k.clone(), v.clone()  # the worker may keep them for longer than until the next call
 
     def dflash_forward(

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +26,7 @@ from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import Method, load_deployment
+from dflash_trt.deploy.deployment_file import Method, check_runtime, load_deployment
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import installed_version
 from dflash_trt.deploy.resolve import resolve
@@ -52,10 +52,13 @@ KV_CACHE = (
 def deployment_tokenizer(config: Path, target: str | None) -> Any:
     """The tokenizer of what a deployment file serves, or of `target`.
 
-    Raises MissingDependencyError without TensorRT-LLM, before anything of the target is asked for.
+    Raises ConfigError for a deployment of other runtimes, MissingDependencyError without TensorRT-LLM, before anything
+    of the target is asked for.
     """
+    file = load_deployment(config)
+    check_runtime(file, config.stem, "trtllm")
     import_tensorrt_llm("a deployment file")
-    return load_tokenizer(configuration_directory(target or load_deployment(config).target))
+    return load_tokenizer(configuration_directory(target or file.target))
 
 
 def open_deployment(config: Path, target: str | None, method: Method) -> TrtllmBackend:
@@ -102,20 +105,21 @@ class TrtllmBackend:
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> AsyncGenerator[Chunk, None]:
         """The answer as it grows; closing the iterator aborts the request."""
-        arrived = time.perf_counter()
-        result = self.submit(prompt, params, incremental=incremental)
-        num_characters = num_tokens = 0
+        growth = _Growth(self, prompt, params, incremental=incremental)
         try:
-            async for state in result:
-                output = state.outputs[0]
-                seconds = time.perf_counter() - arrived
-                whole = self.completion(state, params, arrived, seconds) if state.finished else None
-                text, token_ids = output.text[num_characters:], list(output.token_ids[num_tokens:])
-                num_characters, num_tokens = len(output.text), len(output.token_ids)
-                yield Chunk(text=text, token_ids=token_ids, completion=whole)
+            async for state in growth.result:
+                yield growth.chunk(state)
         finally:
-            if not result.finished:
-                result.abort()
+            growth.end()
+
+    def follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Chunk]:
+        """The answer as it grows, from the first `next` on; closing the iterator aborts the request."""
+        growth = _Growth(self, prompt, params, incremental=True)
+        try:
+            for state in growth.result:
+                yield growth.chunk(state)
+        finally:
+            growth.end()
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """A conversation in the target's chat template."""
@@ -163,6 +167,28 @@ class TrtllmBackend:
             proposed=proposed,
             accepted=accepted,
         )
+
+
+class _Growth:
+    """A submitted request, and how much of its answer is out."""
+
+    def __init__(self, backend: TrtllmBackend, prompt: Prompt, params: SamplingParams, *, incremental: bool) -> None:
+        self._backend, self._params, self._arrived = backend, params, time.perf_counter()
+        self._num_characters = self._num_tokens = 0
+        self.result = backend.submit(prompt, params, incremental=incremental)
+
+    def chunk(self, state: Any) -> Chunk:
+        """Text and tokens that a state of the RequestOutput has added."""
+        output, seconds = state.outputs[0], time.perf_counter() - self._arrived
+        whole = self._backend.completion(state, self._params, self._arrived, seconds) if state.finished else None
+        text, token_ids = output.text[self._num_characters :], list(output.token_ids[self._num_tokens :])
+        self._num_characters, self._num_tokens = len(output.text), len(output.token_ids)
+        return Chunk(text=text, token_ids=token_ids, completion=whole)
+
+    def end(self) -> None:
+        """Abort the request unless it has ended."""
+        if not self.result.finished:
+            self.result.abort()
 
 
 class PendingResult:

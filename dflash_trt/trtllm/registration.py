@@ -240,6 +240,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
     from dflash_trt.trtllm.dflash2_module import DFlash2EngineDrafter
     from dflash_trt.trtllm.drafter_module import BACKENDS, EngineDrafter
+    from dflash_trt.trtllm.lilicorr_module import LilicorrEngineDrafter
     from dflash_trt.trtllm.worker_context import declare_pool
 
     spec_config = model_config.spec_config
@@ -258,7 +259,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     draft = manifest.draft
     if draft.is_dspark:
         raise EngineError(
-            f"{directory}: expected a DFlash or DFlash2 draft for engine mode, found {draft.kind}, whose"
+            f"{directory}: expected a DFlash, DFlash2 or LiLiCorr draft for engine mode, found {draft.kind}, whose"
             " block, or Markov head, that worker does not know",
             hint="decode with the engine here: dflash-trt generate",
         )
@@ -284,4 +285,6 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     executor.check()  # before the target's weights are read
     if draft.candidate_selector is not None:
         return DFlash2EngineDrafter(draft_config, draft, executor, directory, in_pool=in_pool)
+    if draft.lilicorr is not None:
+        return LilicorrEngineDrafter(draft_config, draft, executor, directory, in_pool=in_pool)
     return EngineDrafter(draft_config, draft, executor, in_pool=in_pool)

@@ -11,9 +11,11 @@ RUN apt-get update && apt-get install --yes --no-install-recommends openssh-serv
 WORKDIR /source
 COPY . .
 ARG DFLASH_COMMIT
-# The image's own torch, transformers and numpy stay: what TensorRT-LLM pins is what runs.
-RUN pip install --no-cache-dir --no-deps . \
-    && pip install --no-cache-dir "click>=8.1" "jsonschema>=4.23" "msgspec>=0.22" "onnx>=1.20" "rich>=13" "tensorrt>=10.15"
+# The image's own torch, transformers and numpy stay: what TensorRT-LLM pins is what runs. TensorRT is that of the extra
+# `trtllm`: it builds the plans, and runs none that another release has built. nvcc of the image compiles the kernels.
+RUN pip install --no-cache-dir --no-deps -C cmake.define.DFLASH_CUDA=ON . \
+    && pip install --no-cache-dir "click>=8.1" "jsonschema>=4.23" "msgspec>=0.22" "onnx>=1.20" "rich>=13" \
+    "tensorrt-cu13==11.4.0.106"
 USER ${USER}
 WORKDIR /models
 ENV HF_HOME=/models HF_HUB_OFFLINE=1

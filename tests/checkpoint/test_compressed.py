@@ -250,3 +250,21 @@ def test_against_the_package(
     for name, expected in meant.items():  # close to the draft that was quantised
         assert np.abs(expected - before[name].float().numpy()).mean() < 0.2 * before[name].float().abs().mean()
     assert SECTION in read.config
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a*)*", "(.+)+x", r"(a|aa)+$", r"(.*)\1", "(?P<x>.*)(?P=x)", ".*.*.*.*.*x", "(?x)(a*) *", "(?:a*){9}",
+        r"\\(a*)*", "[)](a*)+", "x" * 2000,
+    ],
+)  # fmt: skip
+def test_regular_expressions_without_a_bound(pattern: str, tmp_path: Path) -> None:
+    """They are refused before they are tried on any name."""
+    directory = write_random_draft(tmp_path / "draft", dialect="qwen3")
+    write_packed(directory)
+    config = json.loads((directory / "config.json").read_text())
+    for group in config["quantization_config"]["config_groups"].values():
+        group["targets"] = [f"re:{pattern}"]
+    (directory / "config.json").write_text(json.dumps(config))
+    assert "expected a regular expression with at most 4 repeats" in refusal(lambda: read_draft(directory))

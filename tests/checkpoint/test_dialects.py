@@ -31,6 +31,7 @@ from tests.checkpoint.dialect_samples import (
     write_speculators_vocabulary,
 )
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
+from tests.cli.commands import run
 from tests.paths import FIXTURES
 from tests.quantize.samples import raw
 from tests.reference.synthetic import write_random_draft
@@ -113,6 +114,20 @@ def test_where_vllm_computes_something_else(windows: list[str], non_causal: bool
     assert (speculators.disagreement(draft.config, draft.spec) is None) == is_same
 
 
+def test_speculators_defaults(tmp_path: Path) -> None:
+    """A file may leave out every key that the library's configuration has a default for; `inspect` lists them."""
+    directory = write_speculators(tmp_path / "draft")
+    expected = read_draft(directory).spec
+    edit_config(directory, "sample_from_anchor", "sliding_window_non_causal")
+    assert read_draft(directory).spec == expected
+    found = json.loads(run("inspect", directory, "--json").stdout)["defaults"]
+    assert found == {"sample_from_anchor": False, "sliding_window_non_causal": False}
+    edit_config(directory, "block_size", "draft_vocab_size", transformer_layer_config__vocab_size=32000)
+    spec = read_draft(directory).spec
+    assert (spec.block_size, spec.draft_vocab_size) == (8, None)
+    assert "missing key mask_token_id" in refusal(lambda: read_draft(edit_config(directory, "mask_token_id")))
+
+
 def test_speculators_first_row_may_propose_and_its_sizes_be_llamas(tmp_path: Path) -> None:
     directory = edit_config(write_speculators(tmp_path / "draft"), sample_from_anchor=True)
     spec = read_draft(edit_config(directory, transformer_layer_config__model_type="llama")).spec
@@ -185,7 +200,7 @@ def test_lagunas_fused_projection_is_three_tensors_of_the_same_bytes(tmp_path: P
     assert (spec.tap_norms, spec.context_input_layernorm, spec.attention_gate) == (True, True, "per_head")
     assert causal(directory) == [True] * 3
     edit_config(directory, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
-    assert "expected one more than each of target_layer_ids" in refusal(lambda: read_draft(directory))
+    assert "but the other keys of this fact mean [2, 3, 4] there" in refusal(lambda: read_draft(directory))
 
 
 def test_mimos_facts(tmp_path: Path) -> None:
@@ -238,12 +253,9 @@ def test_jetspec_is_causal(tmp_path: Path) -> None:
 
 
 DESCENDANTS: list[tuple[str, dict[str, object]]] = [
-    ("LiLiCorr", {"architectures": ["LiLiCorrDraftModel"]}),
-    ("LiLiCorr", {"dflash_config__lilicorr_enabled": True}),
-    ("LiLiCorr", {"dflash_config__projector_type": "lilicorr"}),
-    ("LiLiCorr", {"architectures": ["DFlash2DraftModel"], "dflash_config__lilicorr_hidden_size": 8}),
     ("XPress", {"architectures": ["DFlashQwen3XPressModel"]}),
     ("XPress", {"xpress_topc": 512}),
+    ("FlashMap", {"architectures": ["FlashMapDraftModel"]}),
     ("DFlare", {"architectures": ["DFlareDraftModel"]}),
     ("DSpark", {"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}),
     ("DSpark", {"architectures": ["Qwen3DSparkModel"]}),

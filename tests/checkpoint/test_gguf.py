@@ -106,6 +106,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"skip": ("rope.freq_base",)}, "missing key dflash.rope.freq_base"),
     ({"target_layers": [0, 2]}, "dflash.target_layers: expected ids from 1 on"),
     ({"mask_token_id": 96}, "mask_token_id: expected a token id below vocab_size 96"),
+    ({"architecture": "dflash-draft"}, "hint: forks of llama.cpp write and serve it"),
+    ({"expert_count": 8}, "dflash.expert_count: expected only keys that are computed"),
+    ({"rope__scaling__attn_factor": 2.0}, "rope.scaling.attn_factor: expected only keys that are computed"),
+    ({"attention__clamp_kqv": 8.0}, "found 8.0\nhint: llama.cpp serves it"),
     ({"hyper_connection__count": 4}, "dflash.hyper_connection.count: expected only keys that are computed"),
     ({"rope__scaling__type": "linear"}, "dflash.rope.scaling.type: expected one of none, yarn"),
     ({"attention__sliding_window_pattern": [True]}, "attention.sliding_window: expected the window"),
@@ -120,6 +124,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_it_cannot_be(changed: dict[str, Any], words: str, draft: Path, tmp_path: Path) -> None:
     file = write_gguf(draft, tmp_path / "draft.gguf", **changed)
     assert words in refusal(lambda: read_draft(file))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rope__dimension_sections": [11, 11, 10, 0]}, {"rope__scaling__finetuned": True}, {"expert_count": 0},
+        {"expert_used_count": 0}, {"attention__value_length": 7}, {"rope__scaling__attn_factor": 1.0},
+        {"target_hidden_size": 9}, {"attention__clamp_kqv": 0.0}, {"expert_feed_forward_length": 5},
+        {"expert_shared_feed_forward_length": 5},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)  # fmt: skip
+def test_metadata_that_changes_nothing(changed: dict[str, Any], draft: Path, tmp_path: Path) -> None:
+    expected = read_draft(write_gguf(draft, tmp_path / "plain.gguf")).spec
+    assert read_draft(write_gguf(draft, tmp_path / "changed.gguf", **changed)).spec == expected
 
 
 def test_a_target_in_gguf(draft: Path, tmp_path: Path) -> None:

@@ -1,35 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No key of config.json is dropped that might touch the computation: it is computed, listed, or refused by name."""
+"""Every key of config.json is computed, known to change nothing, or refused by name."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.dialects.allowed_keys import ALLOWED
+from dflash_trt.checkpoint.draft_checkpoint import read_draft, read_spec
+from dflash_trt.checkpoint.facts import Facts
 from tests.checkpoint.samples import edit_config, refusal
+from tests.cli.commands import run_here
+from tests.paths import FIXTURES
 
-TOP = [
-    ("rope_interleave", True), ("partial_rotary", 0.5), ("is_neox", False), ("causal", True), ("bidirectional_head", 1),
-    ("anchor_first", True), ("row_zero_predicts_next", True), ("shift_label", True), ("norm_before_fc", True),
-    ("zero_centered_rmsnorm", True), ("attention_gate", "per-head"), ("query_scale", 0.1), ("swa_window_size", 8),
-    ("num_heads", 4), ("mlp_bias", True), ("attn_logit_softcapping", 50.0), ("logit_scale", 0.5),
-    ("use_qk_norm", False), ("attention_mode", "mla"), ("embedding_multiplier", 12.0), ("attention_value_scale", 0.6),
-    ("projector_type", 2), ("dflash_query_causal", True),
-]  # fmt: skip
-INERT = {
-    "shift_label": False, "norm_before_fc": False, "mlp_bias": False, "logit_scale": 1, "use_qk_norm": True,
-    "attention_mode": "gqa", "projector_type": "dflash", "max_window_layers": 3, "norm_topk_prob": True,
-    "confidence_head_alpha": 1.0, "selector_loss_alpha": 1.0, "num_anchors": 512, "attention_dropout": 0.1,
-    "router_aux_loss_coef": 0.9, "dpace_alpha": 0.5, "loss_decay_gamma": 4.0, "moe_router_logit_softcapping": 3.0,
+REFUSED = {
+    "anchor_first": True, "attention_gate": "per-head", "attention_mode": "mla", "attention_value_scale": 0.6,
+    "attn_logit_softcapping": 50.0, "bidirectional_head": 1, "causal": True, "clip_qkv": 8.0,
+    "dflash_query_causal": True, "embedding_multiplier": 12.0, "is_neox": False, "kv_lora_rank": 512,
+    "linear_num_value_heads": 4, "logit_scale": 0.5, "mlp_bias": True, "norm_before_fc": True, "num_diffusion_steps": 4,
+    "num_heads": 4, "num_kv_shared_layers": 2, "num_refinement_steps": 2, "partial_rotary": 0.5, "position_offset": 1,
+    "projector_type": 2, "qk_layernorm": True, "query_scale": 0.1, "residual_multiplier": 0.5, "rope_interleave": True,
+    "row_zero_predicts_next": True, "shift_label": True, "swa_window_size": 8, "use_qk_norm": False,
+    "zero_centered_rmsnorm": True,
 }  # fmt: skip
+PLAIN = {
+    "attention_bias": False, "attention_mode": "gqa", "logit_scale": 1, "mlp_bias": False, "norm_before_fc": False,
+    "norm_before_residual": False, "projector_type": "dflash", "shift_label": False, "use_aux_hidden_state": True,
+    "use_qk_norm": True,
+}  # fmt: skip
+VALUES = (True, 7, 0.5, "text", [1, 2], {"a": 1})
+CHOSEN_BY = {"architectures", "model_type", "quantization_config"}
+"""Keys that other parts of the reader read."""
 
 
-@pytest.mark.parametrize(("key", "value"), TOP)
-def test_a_name_that_speaks_of_the_computation(key: str, value: object, draft_dir: Path) -> None:
+@pytest.mark.parametrize(("key", "value"), REFUSED.items())
+def test_a_key_that_may_be_a_fact(key: str, value: object, draft_dir: Path) -> None:
     assert f"config.json: {key}: expected" in refusal(lambda: read_draft(edit_config(draft_dir, **{key: value})))
     edit_config(draft_dir, **{key: None, f"dflash_config__{key}": value})
     if key not in ("causal", "swa_window_size", "attention_value_scale"):  # these stand there
         assert f"config.json: dflash_config.{key}: expected" in refusal(lambda: read_draft(draft_dir))
+
+
+@pytest.mark.parametrize("key", sorted(ALLOWED - CHOSEN_BY))
+def test_a_key_that_changes_nothing(key: str, draft_dir: Path) -> None:
+    """The value does not matter. Graphs are made from spec and weights alone."""
+    expected, file = read_draft(draft_dir), draft_dir / "config.json"
+    config = json.loads(file.read_text())
+    for value in VALUES:
+        section = {"dflash_config": config["dflash_config"] | {key: value}}
+        for changed in ({key: value}, section):
+            assert read_spec(Facts(config | changed, file), expected.weights) == expected.spec
+
+
+@pytest.mark.parametrize(("key", "value"), PLAIN.items())
+def test_a_value_that_changes_nothing(key: str, value: object, draft_dir: Path) -> None:
+    expected = read_draft(draft_dir).spec
+    edit_config(draft_dir, **{f"dflash_config__{key}": value}, **({} if key == "attention_bias" else {key: value}))
+    assert read_draft(draft_dir).spec == expected
+
+
+def test_an_engine_of_all_allowed_keys_has_the_same_graphs(tmp_path: Path) -> None:
+    """One file has every allowed key."""
+    draft = tmp_path / "draft"
+    shutil.copytree(FIXTURES / "tiny-qwen3-dflash", draft)
+    config = json.loads((draft / "config.json").read_text())
+    others = {key: 7 for key in ALLOWED - CHOSEN_BY if key not in config}
+    (draft / "config.json").write_text(json.dumps(config | others))
+    for name, directory in (("plain", FIXTURES / "tiny-qwen3-dflash"), ("all", draft)):
+        run_here("build", directory, "--target", FIXTURES / "tiny-qwen3", "-o", tmp_path / name)
+    for file in ("context.onnx", "draft.onnx", "model.safetensors"):
+        assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "all" / file).read_bytes()
 
 
 def test_a_slip_of_the_pen(draft_dir: Path) -> None:
@@ -50,12 +91,6 @@ def test_a_key_within_rotary_sections(draft_dir: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     edit_config(draft_dir, rope_scaling=yarn)
     assert "rope_scaling: expected what rope_parameters says, or null" in refusal(lambda: read_draft(draft_dir))
-
-
-def test_what_changes_nothing_passes(draft_dir: Path) -> None:
-    expected = read_draft(draft_dir).spec
-    section = {f"dflash_config__{key}": value for key, value in INERT.items()}
-    assert read_draft(edit_config(draft_dir, **INERT, **section)).spec == expected
 
 
 @pytest.mark.parametrize("place", ["", "dflash_config__"])

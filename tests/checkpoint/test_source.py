@@ -181,7 +181,9 @@ def test_a_partly_cached_repository_lacks_its_weights(cache: Path, draft_dir: Pa
     (draft_dir / "model.safetensors").unlink()
     cache_repository(cache, "owner/name", draft_dir)
     message = refusal(lambda: read_draft(checkpoint_directory("owner/name")))
-    assert "owner/name: no weights in the Hugging Face cache, and HF_HUB_OFFLINE is set\n" in message
+    assert (
+        "owner/name: no weights (model.safetensors) in the Hugging Face cache, and HF_HUB_OFFLINE is set\n" in message
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,11 @@ def test_a_target_that_holds_its_drafter(tmp_path: Path) -> None:
     assert shown.returncode == 0
     document = json.loads(shown.stdout)
     assert document["kind"] == "target"
-    assert "a DSpark drafter within its own weights: vLLM 0.33 (method dspark" in document["holds"]
+    words = "a DSpark drafter within its own weights: vLLM 0.33 (method dspark"
+    assert words in document["holds"]
+    edit_config(tmp_path / "target", "max_position_embeddings")
+    assert f"the target holds {words}" in run("inspect", tmp_path / "target").stderr
+    assert f"found a target (DeepseekV4ForCausalLM) with {words}" in refusal(lambda: read_draft(tmp_path / "target"))
 
 
 @pytest.mark.parametrize(

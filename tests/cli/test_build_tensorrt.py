@@ -60,7 +60,7 @@ def test_without_tensorrt_the_engine_is_complete_for_onnx(engine: Path) -> None:
     result = run("build", DRAFT, "--target", TARGET, "-o", engine, *TENSORRT, *SMALL)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        f"{DRAFT} fits target {TARGET}\n"
+        f"{DRAFT}: shapes fit target {TARGET}; trained for: not known\n"
         "error: expected the package tensorrt 10.15 or newer, found: No module named 'tensorrt'\n"
         f"{engine} is complete for ONNX Runtime, without new plans\n\n"
         "hint: on the GPU machine: pip install 'dflash-trt[tensorrt]'; then: "
@@ -178,14 +178,25 @@ def test_plans_for_other_gpus(twice: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_rtx")
-def test_a_format_that_one_of_the_gpus_lacks(engine: Path) -> None:
-    message = refusal(
-        lambda: run_here(*QWEN, "-o", engine, "--recipe", "bf16+fp8-kv", "--gpu", "a100,sm120"), BuildError
-    )
+def test_a_format_that_no_gpu_has(engine: Path) -> None:
+    message = refusal(lambda: run_here(*QWEN, "-o", engine, "--recipe", "bf16+fp8-kv", "--gpu", "a100"), BuildError)
     assert "FP8: expected a GPU of SM 8.9 or newer, found SM 8.0\n" in message
     assert f"{engine} is complete for ONNX Runtime, without new plans" in message
     assert "hint: build --recipe " in message
     assert read_manifest(engine).plan_options is None
+
+
+@pytest.mark.usefixtures("_rtx")
+def test_gpus_that_lack_a_format_are_left_out_and_named(engine: Path) -> None:
+    asked = ("--gpu", "a100,rtx3090,rtx5090", *SMALL)
+    result = run(*QWEN, "-o", engine, "--recipe", "fp8", *asked)
+    assert (result.returncode, result.stdout) == (0, f"{engine}\n")
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert [line[:31] for line in warnings] == ["warning: no plans for SM 8.0 (a", "warning: no plans for SM 8.6 (r"]
+    assert all("expected a GPU of SM 8.9 or newer" in line for line in warnings)
+    assert {plan.compute_capabilities for plan in read_manifest(engine).plans.values()} == {("12.0",)}
+    again = run("build", "--plans-for", engine, "--dry-run", *asked)
+    assert [line for line in again.stderr.splitlines() if line.startswith("warning: ")] == warnings
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_done(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
     result = run_process(*arguments, script=WITHOUT.format(packages=tuple(EXTRAS.keys() - {"google"})))
     assert (result.returncode, result.stdout) == (0, f"{engine}\n")
     assert result.stderr == (
-        f"{draft_dir} fits target {target_dir}\n"
+        f"{draft_dir}: shapes fit target {target_dir}; trained for: not known\n"
         f"next: dflash-trt verify {engine} --prompts FILE; then: dflash-trt serve {engine}\n"
     )
 

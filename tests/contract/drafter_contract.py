@@ -60,8 +60,8 @@ class ContractData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """generations.json."""
 
     uses: dict[str, tuple[str, ...]]
-    """Uses of the drafter by group: all of our drafters implement `ours`, that of a DFlash2 draft also `dflash2`, and
-    none the others, which workers only reach with drafters of other kinds."""
+    """Uses of the drafter by group: all of our drafters implement `ours`, that of a DFlash2 draft also `dflash2`,
+    that of a LiLiCorr draft `lilicorr`, and none the others, which workers only reach with drafters of other kinds."""
     generations: tuple[WorkerVersion, ...]
     releases: tuple[Release, ...]
     signatures: dict[str, str]

@@ -141,7 +141,7 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text(yaml.safe_dump(changed("trtllm", {f"{SPEC}.speculative_model": "someone/draft"})))
     found = check(file_configs(file, load_schema("trtllm", None), gpus=None, target=None, draft=None)[0])
-    assert {f.rule for f in found if f.severity == UNCHECKED} == {"draft-length", "memory"}
+    assert {f.rule for f in found if f.severity == UNCHECKED} == {"context-length", "draft-length", "memory"}
     document = changed("trtllm", {f"{SPEC}.attention_backend": "TRTLLM"})
     file.write_text(yaml.safe_dump(document))
     found = check(file_configs(file, load_schema("trtllm", None), gpus=None, target=None, draft=None)[0])
@@ -246,8 +246,8 @@ def hinted(runtime: Runtime, changes: dict[str, Any], refused: ConfigError) -> l
         elif part.startswith("write 1"):
             schedule = {at: max(1, length) for at, length in changes["draft_schedule"].items()}
             edited.append((runtime, {**changes, "draft_schedule": schedule}))
-        elif part.startswith("give --runtime "):
-            edited.append((part.split()[-1], changes))  # type: ignore[arg-type]
+        elif found := re.match(r"serve-config --runtime (\w+)", part):
+            edited.append((found[1], changes))  # type: ignore[arg-type]
     return edited
 
 

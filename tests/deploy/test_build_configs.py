@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
 from dflash_trt.cli import cli
-from dflash_trt.deploy.catalog import catalog, drafts_for, trained_for
+from dflash_trt.deploy.catalog import catalog, drafts_for
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import Eagle3, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
@@ -68,12 +68,15 @@ def test_drafts_of_all_targets_and_of_one() -> None:
     document = json.loads(run("drafts", "qwen/qwen3-8b", "--json").stdout)
     kinds = {each["draft"]: each["kind"] for each in document["drafts"]}
     assert kinds.keys() == {
-        "z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7", "deepseek-ai/dflash_qwen3_8b_block7"
+        "z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7", "deepseek-ai/dflash_qwen3_8b_block7",
+        "Dogacel/Qwen3-8B-DSpark", "JetSpec/jetspec-qwen3-8b", "RedHatAI/Qwen3-8B-speculator.dflash",
     }  # fmt: skip
+    assert document["kinds"]["gains"]["LiLiCorr"]["speedup"] > document["kinds"]["gains"]["DFlash"]["speedup"]
     assert kinds["deepseek-ai/dflash_qwen3_8b_block7"] == "anchor-first DFlash"
     shown = run("drafts", "Qwen/Qwen3-8B")
     assert "2.10/1.13/0.71" in shown.stdout
     assert "without thinking" in shown.stdout
+    assert "LiLiCorr: 5.22 x, acceptance length 7.56" in shown.stderr
     assert "next: dflash-trt inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B" in shown.stderr
 
 
@@ -101,20 +104,6 @@ def test_every_row_is_dated_and_says_what_it_is() -> None:
         assert draft.facts is not None or "was not read" in (draft.source or "") or draft.read == "2026-11" or (
             "incomplete" in (draft.source or "")
         ), draft.draft  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("openai/gpt-oss-120b", None),
-        ("nvidia/gpt-oss-120b-Eagle3", None),
-        ("Qwen/Qwen3-8B", "openai/gpt-oss-120b"),
-        ("tests", None),
-    ],
-)
-def test_the_target_that_a_draft_was_trained_for(target: str, expected: str | None) -> None:
-    assert trained_for("z-lab/gpt-oss-120b-DFlash", target) == expected
-    assert trained_for("tests", target) is None
 
 
 GOOD = "description: mine\ntarget: T\ndraft: D\ngpus: b300x8\npurpose: latency\n"
@@ -225,13 +214,41 @@ def test_a_runtime_that_cannot_serve_a_deployment() -> None:
     expected |= {(name, runtime) for name in NAMES if sm[name] >= (12, 0) for runtime in ("trtllm", "sglang")}
     expected |= {(name, "trtllm") for name in NAMES if sm[name] == (8, 9)}
     assert {(name, runtime) for name in NAMES for runtime in RUNTIMES} - set(SERVED) == expected
-    with pytest.raises(ConfigError, match="runtimes: expected vllm or sglang, found trtllm"):
-        rendered("gemma-4-31b.h200x1.latency", "trtllm")
+    for name, runtime in expected:
+        with pytest.raises(ConfigError, match=f"^{name} cannot be served by .+, only by "):
+            rendered(name, runtime)
     file = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b200x2.throughput.yaml")
     with pytest.raises(ConfigError, match="enable_attention_dp: expected a deployment for TensorRT-LLM alone"):
         resolve(msgspec.structs.replace(file, runtimes=None), "mine")
     with pytest.raises(ConfigError, match="eagle3: expected the EAGLE-3 drafter"):
         rendered("kimi-k2.5.b300x8.latency", "trtllm", "eagle3")
+
+
+SERVING = (
+    "triton-repo NAME -o OUT", "generate NAME text", "verify NAME --target T --prompts OUT",
+    "estimate NAME --runtime trtllm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", SERVING)
+def test_no_command_serves_what_a_deployment_rules_out(command: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "prompt": "b"}\n')
+    for name in ("gemma-4-31b.h200x1.latency", "qwen3-8b.rtx5090x1.latency"):
+        words = command.replace("NAME", name).replace("OUT", str(tmp_path / "prompts.jsonl")).split()
+        result = run(*words)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert f"{name} cannot be served by TensorRT-LLM, only by vLLM" in result.stderr
+        assert "hint: serve-config --runtime vllm writes its configuration" in result.stderr
+
+
+def test_a_dry_run_is_about_a_runtime_that_can_serve_it() -> None:
+    for name, runtime in (("gemma-4-31b.h200x1.latency", "vllm"), ("gpt-oss-120b.b300x8.latency", "trtllm")):
+        result = run("build", name, "--dry-run", "--json")
+        assert result.returncode == 0, result.stderr
+        document = json.loads(result.stdout)
+        assert document["runtime"] == runtime
+        defaults = [setting["key"] for setting in document["settings"] if "." in setting["key"]]
+        assert bool(defaults) == (runtime == "trtllm")
 
 
 def test_nvidia_s_throughput_configuration() -> None:
@@ -303,12 +320,12 @@ def test_methods_differ_in_nothing_but_the_method(runtime: Runtime) -> None:
 
 def test_how_the_server_is_started() -> None:
     engine = rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm")
-    assert engine.start.startswith("python -m dflash_trt.trtllm trtllm-serve ")
+    assert engine.start("FILE").startswith("python -m dflash_trt.trtllm trtllm-serve ")
     assert engine.arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b.b300x8.nvfp4"
-    assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start.startswith("trtllm-serve ")
-    assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.startswith("trtllm-serve ")
+    assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start("FILE").startswith("trtllm-serve ")
+    assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start("FILE").startswith("trtllm-serve ")
     # precedence of flag and file changed between releases of TensorRT-LLM
-    start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.split()
+    start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start("FILE").split()
     assert [word for word in start if word.startswith("-")] == ["--host", "--port", "--config"]
 
 
@@ -318,7 +335,7 @@ def test_answers_are_parsed(name: str, runtime: Runtime) -> None:
     written = rendered(name, runtime)
     no_source = ("glm-5.3", "qwen3.8", *(("muse-glimmer",) if runtime == "trtllm" else ()))
     if runtime == "trtllm":
-        assert ("--tool_parser" in written.start) == (not name.startswith(("gpt-oss", "llama", *no_source)))
+        assert ("--tool_parser" in written.start("FILE")) == (not name.startswith(("gpt-oss", "llama", *no_source)))
         return
     if name.startswith(no_source):
         assert "tool_call_parser" not in written.arguments

@@ -25,7 +25,7 @@ from tests.cli.commands import run
 from tests.deploy.documented_commands import COMMANDS, QWEN, converted
 from tests.paths import FIXTURES
 
-READING = ("unknown-key", "ambiguous", "wrong-type", "unknown-value", "out-of-range")
+READING = ("unknown-key", "renamed-key", "ambiguous", "wrong-type", "unknown-value", "out-of-range")
 
 
 @pytest.mark.parametrize(("runtime", "text", "others"), COMMANDS)
@@ -52,7 +52,7 @@ def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[st
     assert "DFLASH" in str(new.get("speculative_algorithm") or new["speculative_config"]).upper()
     assert new.get({"sglang": "enable_metrics", "trtllm": "return_perf_metrics"}.get(runtime, ""), True) is True
     differing = {key for key in old.keys() | new.keys() if new.get(key) != old.get(key)}
-    assert differing == {key.partition(".")[0] for key in changed}
+    assert differing == {key.partition(".")[0] for key in changed if not key.isupper()}
     lost = Counter(shlex.split(text)) - Counter(shlex.split(done.text))
     flags = {word[2:].partition(".")[0].replace("-", "_") for word in lost if word.startswith("--")}
     assert {flag for flag in flags if not SPECULATION.fullmatch(flag)} <= changed
@@ -140,6 +140,19 @@ def test_trtllm_with_its_file_beside_it(tmp_path: Path) -> None:
     assert yaml.safe_load(on_gpus.text)["speculative_config"]["attention_backend"] == "TRTLLM"
 
 
+@pytest.mark.parametrize("caching", ["--enable-prefix-caching ", "--no-enable-prefix-caching ", ""])
+def test_a_command_that_drafts_already_gets_what_its_drafts_need(caching: str, tmp_path: Path) -> None:
+    """Findings that do not depend on drafts (parsers) are left, and stderr mentions them."""
+    spec = f'{{"method": "dflash", "model": "{QWEN}", "num_speculative_tokens": 15}}'
+    (tmp_path / "run.sh").write_text(f"vllm serve Qwen/Qwen3-8B {caching}--speculative-config '{spec}'\n")
+    result = run("serve-config", "--from", tmp_path / "run.sh", "--draft", QWEN)
+    assert result.stdout.count("prefix-caching") == result.stdout.count("--no-enable-prefix-caching") == 1
+    assert "changed: enable_prefix_caching: false" in result.stderr or caching.startswith("--no-")
+    assert "[prefix-reuse]" not in result.stderr
+    assert "[parsers]" in result.stderr
+    assert ("findings above do not depend on the drafts" in result.stderr) == caching.startswith("--no-")
+
+
 YAML = (
     "", "a: 1\n", "# x\na:\n  b: 1 # y\n  c:\n  - 1\n\n# z\nd: 2", "{a: {b: 1}, d: 2}", "a: {}\n",
     "a:\n- 1\n- {e: f}\n# x\n", "a: |\n  text\n  more\nd: 'x # y'\n", "---\na: {b: [1,\n   2]}\n",
@@ -170,7 +183,7 @@ def _check_yaml(text: str, path: str, value: object) -> None:
         ("vllm serve a", {"runtime": "sglang"}, "expected one command that starts sglang, found one of vllm"),
         ("bash -c 'vllm serve a'", {}, "found one that is quoted for another shell"),
         ("vllm serve a", {"draft": "no-such"}, "--draft: expected a directory or a Hugging Face repository id"),
-        ("trtllm-serve m --config no.yaml", {}, r"expected the file that it names, no\.yaml, beside it"),
+        ("trtllm-serve m --config no.yaml", {}, r"names 'no\.yaml', which is not beside it"),
     ],
 )
 def test_what_is_refused(text: str, options: dict[str, Any], said: str) -> None:

@@ -343,5 +343,5 @@ def test_what_the_plugin_does_not_take_is_refused(sizes: dict[str, int]) -> None
 
 def test_a_dspark_draft_is_refused_in_engine_mode(tmp_path: Path) -> None:
     draft = str(write_dspark(tmp_path / "draft"))
-    with pytest.raises(ConfigError, match=r"x: draft: expected a DFlash or DFlash2 draft in engine mode, found DSpark"):
+    with pytest.raises(ConfigError, match=r"x: draft: engine mode does not support DSpark drafts"):
         resolve(FILE, "x", draft=draft)

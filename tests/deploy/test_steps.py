@@ -107,8 +107,8 @@ def test_a_container_sees_the_configuration(below: bool, tmp_path: Path, capsys:
     file = Path("serve.yaml") if below else tmp_path / "serve.yaml"
     run_here("serve-config", "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm", "-o", file)
     written = capsys.readouterr().out
-    assert (f"--volume {tmp_path}/serve.yaml:/configuration/serve.yaml:ro" in written) is not below
-    assert ("--config serve.yaml\n" if below else "--config /configuration/serve.yaml\n") in written
+    assert (f"--volume {tmp_path}/serve.yaml:{tmp_path}/serve.yaml:ro" in written) is not below
+    assert f"--config {file}\n" in written
 
 
 def test_only_a_configuration_of_ours_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,9 @@ def test_no_deployment_writes_an_option(runtime: Runtime, bad: str, field: str) 
     except ConfigError:
         return
     # The text stays a value in YAML, a comment, or a part of a word: no word of its own, no line of its own.
-    words = shlex.split(rendered.start) + (shlex.split(rendered.text, comments=True) if runtime != "trtllm" else [])
+    words = shlex.split(rendered.start("FILE")) + (
+        shlex.split(rendered.text, comments=True) if runtime != "trtllm" else []
+    )
     assert bad not in words
     assert "\nreboot" not in rendered.text
 

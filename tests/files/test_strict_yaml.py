@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.strict_yaml import MAX_BYTES, MAX_DEPTH, load_yaml, nearest, read_yaml
+from dflash_trt.files.strict_yaml import MAX_BYTES, MAX_DEPTH, load_yaml, nearest, read_yaml, yaml_documents
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,3 +176,10 @@ def test_anything_is_read_or_refused_by_name(tmp_path: Path, document: object) -
 def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
     loaded = load_or_refuse(tmp_path, text)
     assert isinstance(loaded, Outer) or "outer.yaml" in loaded
+
+
+def test_several_documents() -> None:
+    text = "---\na: 1\n---\n- b\n"
+    assert yaml_documents(text, Path("file"), ConfigError) == [{"a": 1}, ["b"]]
+    with pytest.raises(ConfigError, match="file: expected YAML, found the alias"):
+        yaml_documents(f"{text}---\n*a\n", Path("file"), ConfigError)

@@ -21,6 +21,7 @@ from dflash_trt.llm import LLM
 from dflash_trt.runtime import load
 from dflash_trt.runtime.checked_pair import default_batch_size
 from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.policy.auto_length import AutoLength
 from tests.checkpoint.samples import refusal
 from tests.decoding import memory_of
@@ -71,7 +72,7 @@ MESSAGES = [{"role": "user", "content": "def f("}]
 
 def test_the_package_lists_its_api() -> None:
     assert dir(dflash_trt) == [
-        "Chunk", "Completion", "DFlashError", "LLM", "RequestError", "SamplingParams", "__version__",
+        "Chunk", "Completion", "DFlashError", "LLM", "RequestError", "SamplingParams", "__version__", "spec_generate",
     ]  # fmt: skip
     assert issubclass(RequestError, dflash_trt.DFlashError)
     assert all(getattr(dflash_trt, name) for name in dir(dflash_trt))
@@ -211,7 +212,9 @@ def test_a_batch_is_what_the_plans_hold(engine: Path) -> None:
 def running(engine: Path, executor: str) -> tuple[LLM, list[weakref.ref[Any]]]:
     """An LLM in the middle of a request, and what its end frees."""
     llm = open_llm(engine, executor=executor)
-    llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
+    backend = llm.backend
+    assert isinstance(backend, EmbeddedBackend)
+    backend.submit(backend.request(PROMPTS[0], LONG, lambda chunk: None))
     await_running(llm)
     return llm, [weakref.ref(llm.backend.decoder.runner), *memory_of(llm.backend.session)]
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import MarkovHead
+from dflash_trt.engine.candidate_scorer import DraftedBlock
 from dflash_trt.engine.markov_scorer import MarkovScorer
 from tests.cli.commands import run_here
 from tests.engines import build
@@ -85,5 +86,6 @@ def test_what_it_saves_is_read(head: str, from_anchor: bool, num_rows: int, tmp_
     with torch.inference_mode():
         bias = model.markov_head.block_bias(prev_token_ids=path[:, :-1], hidden_states=hidden)
         candidates = path[:, 1:, None]  # one in each slot, so that the path is known
-        lattice = scorer.lattice(hidden, path[:, 0], candidates, torch.zeros(1, 5, 1))
+        block = DraftedBlock(hidden, path[:, 0], None, torch.nn.Identity())
+        lattice = scorer.lattice(block, candidates, torch.zeros(1, 5, 1))
     torch.testing.assert_close(lattice.scores[..., 0], bias.gather(2, rows[:, 1:, None]))

@@ -16,6 +16,11 @@ Dialect = Literal["gpt_oss", "qwen3"]
 CONV_GROUP, CONV_TAPS, SELECTOR_RANK, TOP_K = 8, 2, 12, 5
 """Sizes of a synthetic DFlash2 drafter."""
 MARKOV_RANK = 12
+CORRELATOR = {
+    "lilicorr_candidate_topk": 4, "lilicorr_factor_dim": 6, "lilicorr_hidden_size": 24, "lilicorr_logit_scale": 7.5,
+    "lilicorr_mlp_ratio": 1.5, "lilicorr_num_heads": 3, "lilicorr_num_layers": 2, "lilicorr_vector_eps": 1e-6,
+}  # fmt: skip
+"""LiLiCorr's keys in dflash_config of a synthetic drafter."""
 Markov = Literal["none", "vanilla", "gated"]
 Tensors = dict[str, torch.Tensor]
 
@@ -48,13 +53,14 @@ def write_random_draft(
     dflash2: bool = False,
     head_facts: dict[str, float] | None = None,
     dspark: Markov | None = None,
+    lilicorr: Literal["plain", "convolved"] | None = None,
     own_vocabulary: bool = False,
 ) -> Path:
     """Writes config.json and model.safetensors into `path` and returns it.
 
     `dflash2` adds convolutions and a candidate selector, and `head_facts` to dflash_config; `dspark` is the Markov head
-    of a draft in DeepSpec's layout, with a confidence head where there is one; `own_vocabulary` adds embedding and
-    lm_head.
+    of a draft in DeepSpec's layout, with a confidence head where there is one; `lilicorr` adds a correlator, and
+    convolutions if they are asked for; `own_vocabulary` adds embedding and lm_head.
 
     layer_types gives the number of layers too; None means three, all full. is_causal None leaves the key out.
     """
@@ -73,6 +79,14 @@ def write_random_draft(
             "selector_rank": SELECTOR_RANK, "selector_top_k": TOP_K,
         }  # fmt: skip
         tensors |= _dflash2_tensors(sizes, len(layer_types), seed)
+    if lilicorr is not None:
+        config["architectures"] = ["LiLiCorrDraftModel"]
+        config["dflash_config"] |= {"lilicorr_enabled": True, "block_size": config.pop("block_size"), **CORRELATOR}
+        tensors |= _lilicorr_tensors(sizes, seed)
+        if lilicorr == "convolved":
+            config["dflash_config"] |= {"conv_group_size": CONV_GROUP, "conv_kernel_size": CONV_TAPS}
+            added = _dflash2_tensors(sizes, len(layer_types), seed)
+            tensors |= {name: tensor for name, tensor in added.items() if "selector" not in name}
     if dspark is not None:
         rank = 0 if dspark == "none" else MARKOV_RANK
         config |= config.pop("dflash_config") | {
@@ -124,6 +138,39 @@ def _dspark_tensors(sizes: DraftSizes, seed: int, *, is_gated: bool) -> Tensors:
         shapes |= {"markov_head.gate_proj.weight": (r, width), "markov_head.gate_proj.bias": (r,)}
     scale = {"confidence_head.proj.weight": 0.1, "markov_head.gate_proj.weight": 0.3, "markov_head.gate_proj.bias": 2.0}
     return {name: scale.get(name, 1.0) * torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+
+
+def _lilicorr_tensors(sizes: DraftSizes, seed: int) -> Tensors:
+    """A correlator in which every feature, embedding and bias moves the scores."""
+    generator = torch.Generator().manual_seed(seed + 4000)
+    H, S, C, f = sizes.hidden, sizes.block_size, CORRELATOR["lilicorr_hidden_size"], CORRELATOR["lilicorr_factor_dim"]
+    inner, heads, k = int(1.5 * C), CORRELATOR["lilicorr_num_heads"], CORRELATOR["lilicorr_candidate_topk"]
+    linears = {
+        "token_proj": (C, H), "pass_hidden_proj": (C, H), "context_proj": (C, H), "feature_mlp.up_proj": (C, 5),
+        "feature_mlp.down_proj": (C, C), "factor_input_proj": (C, 3 * C), "out_head": (f, C), "in_head": (f, C),
+        "anchor_out_head": (f, C),
+    }  # fmt: skip
+    norms = {"feature_norm": 5, "output_norm": C, "anchor_norm": C}
+    tensors = {"feature_norm.bias": torch.randn(5, generator=generator)}
+    for layer in (f"layers.{i}" for i in range(CORRELATOR["lilicorr_num_layers"])):
+        linears |= {
+            f"{layer}.attn.out_proj": (C, C),
+            f"{layer}.mlp.up_proj": (inner, C),
+            f"{layer}.mlp.down_proj": (C, inner),
+        }
+        norms |= {f"{layer}.attn_norm": C, f"{layer}.mlp_norm": C}
+        tensors[f"{layer}.attn.in_proj_weight"] = torch.randn(3 * C, C, generator=generator) * 1.5 * C**-0.5
+        tensors[f"{layer}.attn.in_proj_bias"] = torch.randn(3 * C, generator=generator)
+    for name, (rows, columns) in linears.items():
+        tensors[f"{name}.weight"] = torch.randn(rows, columns, generator=generator) * columns**-0.5
+        tensors[f"{name}.bias"] = 0.3 * torch.randn(rows, generator=generator)
+    for name, width in norms.items():
+        tensors[f"{name}.weight"] = 0.5 + 1.5 * torch.rand(width, generator=generator)
+    tensors["slot_embedding"] = torch.randn(1, 1, S - 1, 1, C, generator=generator)
+    tensors["rank_embedding"] = torch.randn(1, 1, 1, k, C, generator=generator)
+    tensors["relative_slot_bias"] = 2 * torch.randn(heads, 2 * S - 1, generator=generator)
+    tensors["same_slot_bias"] = 2 * torch.randn(heads, generator=generator)
+    return {f"lilicorr.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _config(

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import FixedLength
@@ -273,3 +276,58 @@ def test_random_cancels_leave_the_others_as_they_are(workload: Workload) -> None
     for request, job in zip(requests, workload.jobs, strict=True):
         full = job.expected
         assert request.token_ids == (full[: len(request.token_ids)] if request in cancelled else full)
+
+
+@pytest.mark.parametrize("name", ["random-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
+def test_requests_that_leave_for_other_clients_emit_what_they_would_have(
+    workloads: Callable[[str], Workload], name: str
+) -> None:
+    """One client takes all slots before others come, whose requests then displace some of its own."""
+    workload = workloads(name)
+    decoder = workload.decoder(3, num_slots=4, prefill_chunk=7)
+    sampled = SamplingParams(temperature=0.8, seed=3, repetition_penalty=1.2)
+    params = [
+        msgspec.structs.replace(each, max_tokens=job.max_tokens, logprobs=True, top_logprobs=2, prompt_logprobs=True)
+        for job, each in zip(workload.jobs, itertools.cycle([greedy(1), sampled]), strict=False)
+    ]
+    requests = [workload.request(*each) for each in zip(workload.jobs, params, strict=True)]
+    alone = [workload.alone(job, 3, each) for job, each in zip(workload.jobs, params, strict=True)]
+    for number, request in enumerate(requests):
+        request.client = "many" if number % 8 < 6 else f"few {number % 2}"
+    displaced = list[bool]()
+    for request in [r for r in requests if r.client == "many"]:
+        decoder.add(request)
+    decoder.step()
+    waiting = [r for r in requests if r.client != "many"]
+
+    def look() -> None:
+        displaced.extend(bool(r.token_ids) for r in decoder.waiting if r.admitted is not None)
+
+    drive(decoder, waiting, random.Random(1), look)
+    assert {*displaced} == {False, True}, "before and after their first token"
+    for request, expected in zip(requests, alone, strict=True):
+        assert request.token_ids == expected.token_ids
+        assert request.finished == expected.finished
+        assert request.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        assert request.prompt_logprobs == pytest.approx(expected.prompt_logprobs, abs=1e-4)
+        assert [[*tops] for tops in request.prompt_top_logprobs] == [[*tops] for tops in expected.prompt_top_logprobs]
+
+
+def test_a_client_waits_for_no_others_queue(workload: Workload) -> None:
+    """A new client's request is admitted before the next step, which others' prompts do not fill."""
+    decoder = workload.decoder(3, num_slots=4, prefill_chunk=8)
+    many = [workload.request(Job(prompt_ids=[1] * 40, max_tokens=8, expected=[])) for _ in range(12)]
+    for request in many:
+        request.client = "many"
+        decoder.add(request)
+    decoder.step()
+    few = workload.request(Job(prompt_ids=[2] * 9, max_tokens=2, expected=[]))
+    few.client = "few"
+    decoder.add(few)
+    decoder.step()
+    assert few in decoder.running.values()
+    for _ in range(3):
+        decoder.step()
+    assert few.finished is FinishReason.LENGTH
+    drive(decoder, [])
+    assert {request.finished for request in many} == {FinishReason.LENGTH}

@@ -29,7 +29,7 @@ from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.repository import server_command
-from dflash_trt.triton.request_tensors import is_stop, read_inputs
+from dflash_trt.triton.request_tensors import check_parameters, is_stop, read_inputs
 from dflash_trt.triton.response_tensors import response_tensors
 from dflash_trt.triton.tensors import INPUTS, OUTPUTS
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
@@ -63,6 +63,30 @@ def test_what_is_given_is_read_and_no_more() -> None:
         read_inputs({"text_input": TEXT_INPUT, "sampling_param_best_of": np.array([2])})
     with pytest.raises(RequestError, match="sampling_param_top_k: expected one value, found 2"):
         read_inputs({"text_input": TEXT_INPUT, "sampling_param_top_k": np.array([1, 2], dtype=np.int32)})
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("max_tokens", "'max_tokens' is not an input of this model; did you mean sampling_param_max_tokens?"),
+        ("sampling_param_temperatur", "'sampling_param_temperatur' is not .*; did you mean sampling_param_temperature"),
+        ("stream", "'stream' is not an input of this model; did you mean streaming?"),
+        ("seed", "'seed' is not an input of this model; did you mean sampling_param_seed?"),
+        ("xyz", "'xyz' is not an input of this model$"),
+    ],
+)
+def test_a_field_that_is_no_input_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        check_parameters({"id": "a", name: 1})
+    check_parameters({"id": "a"})
+
+
+def test_triton_passes_unknown_fields_on(server: Server) -> None:
+    body = {"text_input": "def f(", "id": "a"}
+    for name, value in (("max_tokens", 3), ("sampling_param_temperatur", "0"), ("parameters", {"top_k": 2})):
+        with pytest.raises(RefusedError, match="is not an input of this model; did you mean sampling_param_"):
+            server.generate({**body, name: value})
+    assert server.generate(body)["text_output"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_k", 5), ("top_p", 0.5)])

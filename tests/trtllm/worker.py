@@ -138,7 +138,13 @@ class Worker:
         first = torch.arange(len(slots)) * (self.K + 1)
         drafted = hidden[(first[:, None] + 1 + torch.arange(self.K)).flatten()]
         logits = drafter.logits_processor(drafted, drafter.lm_head, None, True).reshape(len(slots), self.K, -1)
-        assert self.generation != "8d62b3e5" or getattr(drafter, "lilicorr", None) is None, "it would select the path"
+        if self.generation == "8d62b3e5" and getattr(drafter, "lilicorr", None) is not None:  # _apply_lilicorr
+            log_probs, candidate_ids = logits.log_softmax(-1).topk(drafter.lilicorr.candidate_topk, dim=-1)
+            hidden_rows = drafted.reshape(len(slots), self.K, -1)
+            last = projected.view(len(slots), self.K + 1, -1)[torch.arange(len(slots)), num_accepted - 1]
+            scores = drafter.select_lilicorr_path(candidate_ids, log_probs, hidden_rows, last)
+            assert scores.shape == candidate_ids.shape
+            return candidate_ids.gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
         if getattr(drafter, "has_candidate_selector", False):  # _apply_dflash2_selector, on one rank
             assert getattr(drafter.model, "d2t", None) is None
             selector = drafter.candidate_selector

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tools.dashboards.panels import ALERTS, Alert
-from tools.dashboards.runtimes import Runtime
+from tools.dashboards.runtimes import MODEL, Runtime
 
 WINDOW = "30m"
 
@@ -18,11 +18,14 @@ def rules(name: str, runtime: Runtime) -> dict[str, Any]:
 
 
 def _rule(alert: Alert, runtime: Runtime) -> dict[str, Any]:
+    labels = runtime.engine if alert.is_by_engine else MODEL
     expression = alert.expression(runtime).replace("{SELECTOR,", "{").replace("{SELECTOR}", "")
+    expression = expression.replace("LABELS", labels)
+    subject = " ".join(f"{{{{ $labels.{label} }}}}" for label in labels.split(", "))
     return {
         "alert": f"DFlash{alert.name}",
         "expr": expression.replace("WINDOW", WINDOW),
         "for": alert.lasting,
         "labels": {"severity": alert.severity},
-        "annotations": {"summary": alert.summary, "description": alert.description},
+        "annotations": {"summary": f"{subject}: {alert.summary}", "description": alert.description},
     }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tools.dashboards.panels import ROWS, Panel
-from tools.dashboards.runtimes import Runtime
+from tools.dashboards.runtimes import MODEL, Runtime
 
 Json = dict[str, Any]
 WIDTH, HEIGHT = 12, 8
@@ -79,6 +79,7 @@ def _row(title: str, number: int, top: int) -> Json:
 
 def _panel(panel: Panel, runtime: Runtime, number: int, place: dict[str, int]) -> Json:
     queries = _queries(panel, runtime)
+    labels = runtime.engine if panel.is_by_engine else MODEL
     steps: list[Json] = [{"color": "green", "value": None}]
     if panel.threshold is not None:
         steps = [{"color": "red", "value": None}, {"color": "green", "value": panel.threshold}]
@@ -95,7 +96,7 @@ def _panel(panel: Panel, runtime: Runtime, number: int, place: dict[str, int]) -
         "description": panel.about,
         "datasource": DATASOURCE,
         "gridPos": place,
-        "targets": [_target(letter, *query) for letter, query in zip("ABCDEF", queries, strict=False)],
+        "targets": [_target(letter, labels, *query) for letter, query in zip("ABCDEF", queries, strict=False)],
         "fieldConfig": {
             "defaults": {
                 "unit": panel.unit,
@@ -119,8 +120,10 @@ def _panel(panel: Panel, runtime: Runtime, number: int, place: dict[str, int]) -
     }
 
 
-def _target(letter: str, legend: str, expression: str) -> Json:
-    expression = expression.replace("SELECTOR", SELECTOR).replace("WINDOW", "$__rate_interval")
+def _target(letter: str, labels: str, legend: str, expression: str) -> Json:
+    expression = (
+        expression.replace("SELECTOR", SELECTOR).replace("LABELS", labels).replace("WINDOW", "$__rate_interval")
+    )
     return {"refId": letter, "datasource": DATASOURCE, "expr": expression, "legendFormat": legend, "range": True}
 
 

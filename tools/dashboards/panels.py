@@ -10,6 +10,7 @@ from tools.dashboards.runtimes import Runtime, quantile
 
 Query = tuple[str, str]
 """Legend and expression; an empty expression is not published."""
+ENGINE = "{{model_name}} {{instance}} {{engine}}"
 DRIFT = 0.85
 """Share of the day before; tau below it is an alert. Smaller changes come with the mix of prompts."""
 
@@ -23,6 +24,8 @@ class Panel:
     """Grafana's id of the unit."""
     about: str
     queries: Callable[[Runtime], list[Query]]
+    is_by_engine: bool = False
+    """Whether each engine has lines of its own; else all of a model are summed."""
     threshold: float | None = None
     """A line: what is on the wrong side of it raises an alert."""
 
@@ -42,14 +45,16 @@ ROWS: dict[str, list[Panel]] = {
             "Tau of drafting passes",
             "none",
             "Tokens that one verify pass brings: accepted drafts and the bonus token. 1 is no speculation.",
-            lambda runtime: [("{{model_name}}", runtime.tau)],
+            lambda runtime: [(ENGINE, runtime.tau)],
+            is_by_engine=True,
         ),
         Panel(
             "Acceptance by position",
             "percentunit",
             "Share of verify passes that accepted the draft at a position. A healthy drafter falls slowly and evenly; "
             "a step to zero after the fourth or fifth is a sliding window that runs as full attention.",
-            lambda runtime: [(f"{{{{{runtime.position_label}}}}}", runtime.positions)],
+            lambda runtime: [(f"{ENGINE} {{{{{runtime.position_label}}}}}", runtime.positions)],
+            is_by_engine=True,
         ),
         Panel(
             "Speed-up (estimate)",
@@ -114,7 +119,10 @@ class Alert:
     lasting: str
     expression: Callable[[Runtime], str]
     summary: str
+    """Follows the name of the engine or model."""
     description: str
+    is_by_engine: bool = True
+    """Whether each engine has an alert of its own; else all of a model are summed."""
 
 
 def _enough(runtime: Runtime) -> str:
@@ -123,12 +131,14 @@ def _enough(runtime: Runtime) -> str:
 
 
 def _collapsed(runtime: Runtime) -> str:
+    """Drafts have to be six tokens long: a shorter one accepts no sixth."""
     if not runtime.positions:
         return ""
     label = runtime.position_label
     first = runtime.positions.replace("SELECTOR", f'SELECTOR,{label}="0"', 1)
     sixth = runtime.positions.replace("SELECTOR", f'SELECTOR,{label}="5"', 1)
-    return f"({sixth}) < 0.01 and on (model_name) ({first}) > 0.5 and on (model_name) ({_enough(runtime)})"
+    is_long = f" and on (LABELS) ({runtime.proposed}) / ({runtime.drafts}) >= 6" if runtime.proposed else ""
+    return f"({sixth}) < 0.01 and on (LABELS) ({first}) > 0.5 and on (LABELS) ({_enough(runtime)}){is_long}"
 
 
 ALERTS = [
@@ -137,7 +147,7 @@ ALERTS = [
         "critical",
         "15m",
         lambda runtime: f"({runtime.tau}) < 1.2 and ({_enough(runtime)})",
-        'tau of drafting passes of {{ $labels.model_name }} is {{ $value | printf "%.2f" }}: drafts bring nothing',
+        'acceptance length {{ $value | printf "%.2f" }}: drafts bring nothing',
         "Answers are right and slower than plain decoding. Likely a draft of another target, wrong taps, lost scales "
         "or a lost head. `dflash-trt doctor URL` looks for the cause.",
     ),
@@ -146,32 +156,35 @@ ALERTS = [
         "warning",
         "30m",
         lambda runtime: f"({runtime.tau}) / ({before(runtime.tau, '6h', '1d')}) < {DRIFT} and ({_enough(runtime)})",
-        "tau of drafting passes of {{ $labels.model_name }} is {{ $value | humanizePercentage }} of the day before",
+        "acceptance length is {{ $value | humanizePercentage }} of the day before",
         "Prompts, chat template, thinking mode, target or drafter changed. `dflash-trt doctor URL --baseline` compares "
         "with a healthy run.",
+        is_by_engine=False,
     ),
     Alert(
         "AcceptanceStopsAtPosition",
         "warning",
         "15m",
         _collapsed,
-        "{{ $labels.model_name }} accepts {{ $value | humanizePercentage }} of its sixth drafts and most of its first",
+        "accepts {{ $value | humanizePercentage }} of its sixth drafts and most of its first",
         "A sliding window that runs as full attention does this on long prompts (vLLM #40898).",
     ),
     Alert(
         "NoSpeculation",
         "warning",
         "15m",
-        lambda runtime: f"(({runtime.drafts}) == 0) and (({runtime.output_tokens}) > 0)",
-        "{{ $labels.model_name }} decodes without drafts",
+        # A server without a drafter has no series of drafts at all.
+        lambda runtime: f"(({runtime.output_tokens}) > 0) unless on (LABELS) (({runtime.drafts}) > 0)",
+        "decodes without drafts",
         "The drafter is off, or its length was set or scheduled to 0.",
     ),
     Alert(
         "RequestsWait",
         "warning",
         "10m",
-        lambda runtime: f"min_over_time(({runtime.waiting})[10m:1m]) > 0",
-        "{{ $value }} requests wait for {{ $labels.model_name }}, for ten minutes",
+        lambda runtime: f"({runtime.waiting}) > 0",
+        "requests have waited for ten minutes, now {{ $value }}",
         "The batch is full. At that load fewer drafted tokens a step may be faster.",
+        is_by_engine=False,
     ),
 ]

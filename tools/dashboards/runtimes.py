@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of each runtime as PromQL. In an expression, SELECTOR and WINDOW stand for labels and a range."""
+"""Metrics of each runtime as PromQL.
+
+In an expression, SELECTOR and WINDOW stand for label matchers and a range, and LABELS for what series are summed by:
+the model, or one engine of it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+MODEL = "model_name"
 
-def rate(metric: str, by: str = "model_name", where: str = "") -> str:
+
+def rate(metric: str, by: str = "LABELS", where: str = "") -> str:
     """Growth of a counter per second."""
     return f"sum by ({by}) (rate({metric}{{SELECTOR{where}}}[WINDOW]))"
 
@@ -18,32 +24,34 @@ def mean(histogram: str) -> str:
 
 def quantile(share: float, *histograms: str) -> str:
     """A quantile of the first of `histograms` that there is: a later name is an older release's."""
-    return " or ".join(
-        f"histogram_quantile({share}, {rate(f'{name}_bucket', 'model_name, le')})" for name in histograms
-    )
+    return " or ".join(f"histogram_quantile({share}, {rate(f'{name}_bucket', 'LABELS, le')})" for name in histograms)
 
 
 def gauge(metric: str) -> str:
     """Sum of a gauge over all engines of a model."""
-    return f"sum by (model_name) ({metric}{{SELECTOR}})"
+    return f"sum by (LABELS) ({metric}{{SELECTOR}})"
 
 
 def average(*metrics: str) -> str:
     """Mean of the first of `metrics` that there is over all engines of a model."""
-    return " or ".join(f"avg by (model_name) ({name}{{SELECTOR}})" for name in metrics)
+    return " or ".join(f"avg by (LABELS) ({name}{{SELECTOR}})" for name in metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """One runtime's expressions, each by model_name. Empty: it does not publish that."""
+    """One runtime's expressions. Empty: it does not publish that."""
 
     title: str
     source: str
     """Where the names were read."""
+    engine: str = "model_name, instance"
+    """Labels of one engine: a server, or what it tells apart."""
     drafts: str
     """Verify passes with a draft, per second."""
     tau: str
     """Accepted drafts and the bonus token, per verify pass."""
+    proposed: str = ""
+    """Draft tokens per second, where acceptance by position is a share of all passes."""
     positions: str = ""
     """Share of verify passes that accepted the draft at a position, by `position_label`."""
     position_label: str = "position"
@@ -69,10 +77,12 @@ V = "vllm:spec_decode_num"
 OURS = Runtime(
     title="dflash-trt serve",
     source="dflash_trt/runtime/server/prometheus.py",
+    engine="model_name, instance, engine",
     drafts=rate(f"{V}_drafts_total"),
+    proposed=rate(f"{V}_draft_tokens_total"),
     tau=f"1 + {rate(f'{V}_accepted_tokens_total')} / {rate(f'{V}_drafts_total')}",
-    positions=f"{rate(f'{V}_accepted_tokens_per_pos_total', 'model_name, position')}"
-    f" / on (model_name) group_left () {rate(f'{V}_drafts_total')}",
+    positions=f"{rate(f'{V}_accepted_tokens_per_pos_total', 'LABELS, position')}"
+    f" / on (LABELS) group_left () {rate(f'{V}_drafts_total')}",
     output_tokens=rate("vllm:generation_tokens_total"),
     running=gauge("vllm:num_requests_running"),
     waiting=gauge("vllm:num_requests_waiting"),
@@ -124,8 +134,8 @@ TENSORRT_LLM = Runtime(
     source="TensorRT-LLM main 050f80de (mid 2026), with return_perf_metrics: true",
     drafts=_TRTLLM_DRAFTS,
     tau=f"1 + {rate(f'{T}_accepted_tokens_total')} / {_TRTLLM_DRAFTS}",
-    positions=f"{rate(f'{T}_accepted_tokens_total', 'model_name, token_position')}"
-    f" / {rate(f'{T}_drafted_tokens_total', 'model_name, token_position')}",
+    positions=f"{rate(f'{T}_accepted_tokens_total', 'LABELS, token_position')}"
+    f" / {rate(f'{T}_drafted_tokens_total', 'LABELS, token_position')}",
     position_label="token_position",
     output_tokens=rate("trtllm_generation_tokens_total"),
     running=gauge("trtllm_num_requests_running"),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Layout, unrepresentable
+from dflash_trt.checkpoint.dialects.dialect import Dialect, unrepresentable
 from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, SelectorSizes
 from dflash_trt.checkpoint.facts import Facts
@@ -46,41 +46,39 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int | None) -> dict[str, Any]:
     """Convolution and selector, read where `of` says that a key stands; CheckpointError where they do not fit."""
-    taps = of("conv_kernel_size").integer("conv_kernel_size", maximum=MAX_KERNEL_SIZE)
-    group_size = (place := of("conv_group_size")).integer("conv_group_size")
-    if hidden_size % group_size:
-        raise place.error("conv_group_size", f"a divisor of hidden_size {hidden_size}")
+    conv = read_conv(of, hidden_size)
     most = min(MAX_TOP_K, vocab_size or MAX_TOP_K)
     rank = of("selector_rank").integer("selector_rank", minimum=0, maximum=MAX_RANK)  # 0: convolutions alone
     top_k = (place := of("selector_top_k")).optional("selector_top_k", lambda key: place.integer(key, maximum=most))
     if rank and top_k is None:
         raise place.error("selector_top_k", f"an integer from 1 to {most}")
     return {
-        "block_conv": BlockConv(kernel_size=taps, group_size=group_size),
+        "block_conv": conv,
         "candidate_selector": SelectorSizes(rank=rank, top_k=top_k) if rank and top_k else None,
     }
 
 
-def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
-    """config.json in z-lab's layout; `dtype` is torch's. CheckpointError for what the layout cannot say."""
-    if spec.block_conv is None and spec.candidate_selector is None:
-        return zlab.to_config(spec, dtype)
-    additions = additions_to_config(spec, "zlab")
-    config = zlab.to_config(msgspec.structs.replace(spec, block_conv=None, candidate_selector=None), dtype)
-    section = config["dflash_config"]
-    assert isinstance(section, dict)
-    section |= additions
-    return config | {"architectures": [ARCHITECTURES[0]]}
+def read_conv(of: Callable[[str], Facts], hidden_size: int) -> BlockConv:
+    """The convolution; CheckpointError where its groups do not divide `hidden_size`."""
+    taps = of("conv_kernel_size").integer("conv_kernel_size", maximum=MAX_KERNEL_SIZE)
+    group_size = (place := of("conv_group_size")).integer("conv_group_size")
+    if hidden_size % group_size:
+        raise place.error("conv_group_size", f"a divisor of hidden_size {hidden_size}")
+    return BlockConv(kernel_size=taps, group_size=group_size)
 
 
 def additions_to_config(spec: DraftSpec, layout: str) -> dict[str, object]:
     """The keys of convolution and selector; CheckpointError for a draft that has not both."""
     if spec.block_conv is None or spec.candidate_selector is None:
         raise unrepresentable(layout, "block_conv, candidate_selector", "both", "one alone")
-    return {key: getattr(spec.block_conv, name) for key, name in CONV_KEYS.items()} | {
+    return conv_to_config(spec.block_conv) | {
         key: getattr(spec.candidate_selector, name) for key, name in SELECTOR_KEYS.items()
     }
 
 
+def conv_to_config(conv: BlockConv) -> dict[str, object]:
+    """The keys that `read_conv` reads."""
+    return {key: getattr(conv, name) for key, name in CONV_KEYS.items()}
+
+
 DFLASH2 = Dialect(name="dflash2", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)
-LAYOUT = Layout(name="zlab", to_config=to_config)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.checkpoint.dialects.keys import refuse_unread
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
@@ -32,6 +33,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """All tensors of the directory by the names they have there; raises CheckpointError."""
     canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights
     """Renames tensors to canonical names; an unknown one keeps its name and is later refused as unused."""
+    refuse_unread: Callable[[Facts], None] = refuse_unread
+    """Raises CheckpointError for a key that was not read and may be a fact; called when all facts are read."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

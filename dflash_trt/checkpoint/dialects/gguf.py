@@ -25,8 +25,13 @@ from dflash_trt.errors import CheckpointError, cut
 
 ARCHITECTURE, PREFIX = "dflash", "dflash."
 KIND, MASK, TOKENS = "general.architecture", "tokenizer.ggml.mask_token_id", "tokenizer.ggml.tokens"
-INERT = {"target_hidden_size", "attention.value_length", "rope.dimension_sections", "vocab_size"}
+INERT = {
+    "attention.value_length", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+    "rope.dimension_sections", "rope.scaling.finetuned", "target_hidden_size", "vocab_size",
+}  # fmt: skip
 """Keys that change nothing: text rotates all axes of M-RoPE alike, and tensor shapes imply the others."""
+PLAIN = {"expert_count": 0, "expert_used_count": 0, "attention.clamp_kqv": 0.0, "rope.scaling.attn_factor": 1.0}
+"""Values that change nothing, by key."""
 RUNTIME = {"logit_scale": "output_multiplier", "final_logit_softcapping": "final_logit_softcapping",
            "embedding_scale": "input_embedding_scale"}  # fmt: skip
 SIZES = {
@@ -45,9 +50,14 @@ def read_metadata(file: Path) -> Facts:
     """The draft's metadata from a GGUF header; raises CheckpointError for a file of another architecture."""
     gguf = read_gguf(file)
     if (found := gguf.metadata.get(KIND)) != ARCHITECTURE:
+        hint = "targets and other drafters are read from safetensors alone; llama.cpp serves their GGUF files"
+        if isinstance(found, str) and ARCHITECTURE in found:
+            hint = (
+                "forks of llama.cpp write and serve it; convert the safetensors with llama.cpp's own"
+                " convert_hf_to_gguf.py, or give them to dflash-trt"
+            )
         raise CheckpointError(
-            f"{file}: {KIND}: expected {ARCHITECTURE}, a draft of DFlash's family, found {cut(str(found))}",
-            hint="targets and other drafters are read from safetensors alone; llama.cpp serves their GGUF files",
+            f"{file}: {KIND}: expected {ARCHITECTURE}, a draft of DFlash's family, found {cut(str(found))}", hint=hint
         )
     kept = {key: value for key, value in gguf.metadata.items() if key.startswith(PREFIX) or key in (KIND, MASK, TOKENS)}
     return Facts(kept, file)
@@ -74,13 +84,20 @@ def describe(weights: Weights) -> str:
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a GGUF file's metadata; its tensors say whether it is DFlash, DFlash2 or DSpark."""
     values = _as_config(config, weights)
-    if unread := [key for key in config.unread() if key.removeprefix(PREFIX) not in INERT and key.startswith(PREFIX)]:
-        raise config.error(unread[0], "only keys that are computed or known to change nothing", SERVED)
     facts, section = Facts(values, config.file), values["dflash_config"]
     assert isinstance(section, dict)
     if "markov_rank" in section:
         return dspark.read(facts, weights)
     return dflash2.read(facts, weights) if "selector_rank" in section else zlab.read(facts, weights)
+
+
+def refuse_unread(config: Facts) -> None:
+    """Raises CheckpointError for metadata of the draft that was not read and may change what it computes."""
+    for key in config.unread():
+        name = key.removeprefix(PREFIX)
+        if name == key or name in INERT or (name in PLAIN and config.holds(key, PLAIN[name])):
+            continue
+        raise config.error(key, "only keys that are computed or known to change nothing", SERVED)
 
 
 def _as_config(config: Facts, weights: Weights) -> dict[str, object]:
@@ -167,4 +184,6 @@ def _scaling(config: Facts) -> dict[str, object] | None:
     return scaling | {beta: config.number(key) for beta, key in betas.items() if key in config}
 
 
-GGUF = Dialect(name="gguf", recognises=recognises, read=read, is_canonical=False, load=load)
+GGUF = Dialect(
+    name="gguf", recognises=recognises, read=read, is_canonical=False, load=load, refuse_unread=refuse_unread
+)

@@ -1,36 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses keys of config.json that no dialect has read and that may change what a draft computes.
-
-In `dflash_config` and the rotary sections only the keys listed here may be left unread. The top level, which holds
-many keys of transformers, may have unread keys whose names are not about a draft's computation.
-"""
+"""Refuses keys of config.json that no dialect has read and that are not known to change nothing."""
 
 from __future__ import annotations
 
 import json
-import re
 
+from dflash_trt.checkpoint.dialects.allowed_keys import ALLOWED
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.errors import CheckpointError, cut
 
 SECTION = "dflash_config"
 BACKBONE = "transformer_layer_config"
 ROTARY = ("rope_parameters", "rope_scaling")
-SPEAKS = re.compile(
-    "rope|rotary|neox|interleav|causal|anchor|predict|shift|norm|gate|gating|scal|multiplier|softcap|window|swa|head"
-    "|bias|sink|conv_|selector|markov|projector|attention_mode"
-)
-"""Parts of names that may be about a draft's computation."""
-TRAINING = re.compile(
-    r"loss|anchors|^confidence_\w+_alpha$|^dpace_|dropout|_decay|schedule|warmup|learning_rate|^train_"
-    "|^moe_|router|expert"
-)
-"""Names of losses, schedules and other keys of training; and of experts, whose tensors would be refused."""
-INERT = {
-    "eagle_aux_hidden_state_layer_ids", "max_window_layers", "norm_topk_prob", "num_aux_layers", "pard_token",
-    "sliding_window", "target_num_hidden_layers",
-}  # fmt: skip
-"""Keys that repeat others (windows follow from layer_types), or are about experts."""
 PLAIN: dict[str, tuple[object, ...]] = {
     "attention_bias": (False,), "attention_mode": ("gqa", "mha"), "logit_scale": (1,), "mlp_bias": (False,),
     "norm_before_fc": (False,), "norm_before_residual": (False,), "projector_type": ("dflash", "dflash2", "dspark"),
@@ -49,7 +30,7 @@ def refuse_unread(config: Facts) -> None:
     """Raises CheckpointError for the first unread key of `config` that may be a fact; all facts must be read before."""
     for place in (config, *_sections(config, BACKBONE)):
         for key in place.unread():
-            if SPEAKS.search(key.lower()) and key not in (SECTION, *ROTARY):
+            if key not in (SECTION, *ROTARY):
                 _refuse_unless_plain(place, key)
         for name in ROTARY:
             for section in _sections(place, name):
@@ -61,7 +42,7 @@ def refuse_unread(config: Facts) -> None:
 
 
 def _refuse_unless_plain(place: Facts, key: str) -> None:
-    if key in INERT or TRAINING.search(key.lower()):
+    if key in ALLOWED:
         return
     if key not in PLAIN:
         raise _unknown(place, key)

@@ -36,9 +36,6 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         raise config.error("num_experts", "0 (a dense MLP)")
     if config.optional("draft_vocab_size", config.integer) not in (None, facts["vocab_size"]):
         raise config.conflict("draft_vocab_size", f"vocab_size {facts['vocab_size']}")
-    entered = config.optional("eagle_aux_hidden_state_layer_ids", config.integers)
-    if entered not in (None, tuple(tap + 1 for tap in facts["target_layer_ids"])):
-        raise config.conflict("eagle_aux_hidden_state_layer_ids", "one more than each of target_layer_ids")
     return DraftSpec(
         **facts,
         model_type=config.text("model_type", choices=("laguna",)),

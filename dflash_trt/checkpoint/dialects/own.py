@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects import dflash2, zlab
+from dflash_trt.checkpoint.dialects import zlab, zlab_layout
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.shared_keys import has_architecture
 from dflash_trt.checkpoint.draft_spec import BIASED, DraftLayer, DraftSpec
@@ -63,6 +63,8 @@ def _check(section: Facts, spec: DraftSpec, num_layers: int) -> None:
         raise section.error("block_conv", f"groups that divide hidden_size {spec.hidden_size}")
     if selector is not None and selector.top_k > (rows or spec.vocab_size or 0):
         raise section.error("candidate_selector", "at most as many candidates as the head has rows")
+    if spec.lilicorr is not None and spec.lilicorr.hidden_size % spec.lilicorr.num_heads:
+        raise section.error("lilicorr", "heads that divide its hidden_size")
     if len(spec.layers) != num_layers:
         raise section.error("layers", f"num_hidden_layers {num_layers} of them")
 
@@ -70,7 +72,7 @@ def _check(section: Facts, spec: DraftSpec, num_layers: int) -> None:
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json for `spec`, whose tensors are of torch's type `dtype`; plain z-lab's where that suffices."""
     with suppress(CheckpointError):
-        return dflash2.to_config(spec, dtype)
+        return zlab_layout.to_config(spec, dtype)
     has_layers = zlab.layers_problem(spec.layers) is not None
     plain_layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers)
     plain = msgspec.structs.replace(

@@ -11,6 +11,7 @@ from dflash_trt.checkpoint.dialects.dspark import DSPARK
 from dflash_trt.checkpoint.dialects.gguf import GGUF, read_metadata
 from dflash_trt.checkpoint.dialects.jetspec import JETSPEC
 from dflash_trt.checkpoint.dialects.laguna import LAGUNA
+from dflash_trt.checkpoint.dialects.lilicorr import LILICORR_DIALECT
 from dflash_trt.checkpoint.dialects.mimo import MIMO
 from dflash_trt.checkpoint.dialects.modelopt import MODELOPT
 from dflash_trt.checkpoint.dialects.muse_glimmer import MUSE_GLIMMER
@@ -25,6 +26,7 @@ DIALECTS: tuple[Dialect, ...] = (
     OWN,
     GGUF,
     *REFUSED,
+    LILICORR_DIALECT,
     DSPARK,
     SPECULATORS,
     DFLASH2,

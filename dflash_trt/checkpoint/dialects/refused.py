@@ -95,23 +95,33 @@ def refuse_stranger(config: Facts) -> None:
 def refuse_target(config: Facts) -> None:
     """Raises CheckpointError for a target where a draft is asked for."""
     if (name := next((name for name in architectures(config) if name.endswith(TARGETS)), None)) is not None:
+        inner = inner_drafter(config)
         raise CheckpointError(
-            f"{config.file}: expected a DFlash draft, found a target ({cut(name)})",
+            f"{config.file}: expected a DFlash draft, found a target ({cut(name)})"
+            + (f" with {inner}" if inner else ""),
             hint="give it as --target; drafts that are known for it: dflash-trt drafts TARGET",
         )
 
 
 REFUSED = (
-    refusal(  # vLLM 0.33, model_executor/models/lilicorr.py
-        "LiLiCorr",
-        named("lilicorr"),
-        "a transformer that scores the lattice of candidates",
-        "TensorRT-LLM 1.4.0rc1, vLLM 0.33 and llama.cpp serve it",
+    refusal(  # vLLM 0.33, v1/worker/gpu/spec_decode/xpress
+        "XPress",
+        named("xpress"),
+        "a refiner that passes over the block several times, arXiv 2608.02438",
+        "vLLM 0.33 serves it",
     ),
-    # vLLM 0.33, v1/worker/gpu/spec_decode/xpress
-    refusal("XPress", named("xpress"), "a refiner that passes over the block several times", "vLLM 0.33 serves it"),
-    # arXiv 2606.02091
-    refusal("DFlare", named("dflare"), "a fusion of taps for each layer", "its authors' code serves it"),
+    refusal(
+        "FlashMap",
+        named("flashmap"),
+        "a flow map that jumps over the block, arXiv 2602.16813",
+        "its authors' plugins for SGLang 0.5.20 and vLLM 0.31 serve it",
+    ),
+    refusal(
+        "DFlare",
+        named("dflare"),
+        "a fusion of taps for each layer, arXiv 2606.02091",
+        "its authors' code serves it",
+    ),
     refusal(
         "DSpark",
         is_other_dspark,
@@ -121,7 +131,7 @@ REFUSED = (
     refusal(
         "Domino",
         named("domino", "gru_hidden_dim", "pure_draft_prefix_len"),
-        "a GRU that corrects logits from left to right",
-        "SGLang serves it",
+        "a GRU that corrects logits from left to right, arXiv 2605.29707",
+        "SGLang 0.5.23 and TensorRT Edge-LLM 0.12 serve it",
     ),
 )

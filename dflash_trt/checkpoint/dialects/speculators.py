@@ -19,6 +19,21 @@ from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
 
 KEY = "speculators_model_type"
+DFLASH: dict[str, object] = {
+    "block_size": 8, "draft_vocab_size": 32000, "sample_from_anchor": False, "sliding_window_non_causal": False,
+}  # fmt: skip
+DEFAULTS: dict[str, dict[str, object]] = {
+    "dflash": DFLASH,
+    "dflash2": DFLASH | {
+        "conv_group_size": 16, "conv_kernel_size": 2, "selector_rank": 256, "selector_top_k": 16,
+        "sliding_window_non_causal": True,
+    },
+    "dspark": DFLASH | {
+        "confidence_head_with_markov": True, "enable_confidence_head": True, "markov_head_type": "vanilla",
+        "markov_rank": 256, "sample_from_anchor": True,
+    },
+}  # fmt: skip
+"""Values of keys that a file may leave out, by algorithm: those of the library's configuration classes."""
 TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's tensors that only the training loss reads; the library itself leaves them out on save."""
 
@@ -30,21 +45,22 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a Speculators checkpoint; it has its own embedding and lm_head if there are such tensors."""
-    algorithm = config.text(KEY, choices=("dflash", "dflash2", "dspark"))
+    algorithm = config.text(KEY, choices=tuple(DEFAULTS))
     is_dflash2, is_dspark = algorithm == "dflash2", algorithm == "dspark"
+    config = config.replaced(**defaults(config))
     backbone = config.section("transformer_layer_config")
-    # Left out, it is true for speculators' own DSpark and false for vLLM 0.33.
-    from_anchor = config.flag("sample_from_anchor", default=None if is_dspark else False)
+    from_anchor = config.flag("sample_from_anchor")
     if from_anchor and is_dflash2:
         raise config.error("sample_from_anchor", "false in a DFlash2 draft, whose selector begins after the anchor")
     vocab_size, rows = backbone.integer("vocab_size"), config.integer("draft_vocab_size")
     if rows > vocab_size:
         raise config.conflict("draft_vocab_size", f"at most transformer_layer_config.vocab_size {vocab_size}")
     tap_width = config.optional("target_hidden_size", config.integer)
-    causal_where_sliding = not config.flag("sliding_window_non_causal", default=is_dflash2)
+    causal_where_sliding = not config.flag("sliding_window_non_causal")
     if is_dflash2 and rows != vocab_size:
         raise config.conflict("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
-    backbone.text("model_type", choices=("qwen3", "llama"))  # sizes only: the layers are always Qwen3's
+    if "model_type" in backbone:  # sizes only: the layers are always Qwen3's
+        backbone.text("model_type", choices=("qwen3", "llama"))
     spec = DraftSpec(
         **read_backbone(backbone),
         model_type="qwen3",
@@ -68,9 +84,18 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     return msgspec.structs.replace(spec, **dflash2.read_additions(lambda _: config, spec.hidden_size, vocab_size))
 
 
+def defaults(config: Facts) -> dict[str, object]:
+    """The keys that a Speculators file leaves out, with the library's values; empty for files of other dialects."""
+    values = DEFAULTS.get(str(config.values().get(KEY)), {})
+    return {key: value for key, value in values.items() if key not in config}
+
+
 def disagreement(config: Facts, spec: DraftSpec) -> str | None:
     """Why vLLM 0.33 computes a Speculators draft differently, if it does."""
-    if config.values().get(KEY) not in ("dflash", "dflash2"):
+    algorithm = config.values().get(KEY)
+    if algorithm == "dspark" and "sample_from_anchor" not in config:
+        return "vLLM 0.33 takes sample_from_anchor for false where it is left out, speculators 0.9 for true: write it"
+    if algorithm not in ("dflash", "dflash2"):
         return None
     theirs = config.holds("sliding_window_non_causal", value=False)
     if all(layer.causal == theirs for layer in spec.layers):

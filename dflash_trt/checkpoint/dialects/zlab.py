@@ -33,7 +33,7 @@ SAME_KEYS = (
 PLAIN: dict[str, object] = {
     "biases": (), "value_scale": 1, "tap_hidden_size": None, "tap_norms": False, "context_input_layernorm": False,
     "attention_gate": None, "own_embedding": False, "mask_embedding": False, "draft_vocab_size": None,
-    "block_conv": None, "candidate_selector": None, "markov_head": None, "sample_from_anchor": False,
+    "block_conv": None, "candidate_selector": None, "markov_head": None, "lilicorr": None, "sample_from_anchor": False,
 }  # fmt: skip
 """Facts that z-lab's layout cannot express, with their values for its drafts."""
 OPTIONAL: dict[str, object] = {

@@ -154,7 +154,7 @@ def node_script(rendered: Rendered) -> Rendered:
     where = f"# On each of {nodes} nodes: {RANK}=0 {LEADER}=ADDRESS sh FILE; the first is 0, and has the address."
     asked = f': "${{{RANK}:?0 on the first node, 1 on the next}}" "${{{LEADER}:?address of the first node}}"'
     text = "\n".join([head, where, asked, *others, f"exec {command.rstrip()} \\\n  {flags}", ""])
-    return msgspec.structs.replace(rendered, text=text, start=f"{RANK}=0 {LEADER}=ADDRESS sh FILE")
+    return msgspec.structs.replace(rendered, text=text, node_variables=f"{RANK}=0 {LEADER}=ADDRESS ")
 
 
 def _joined(runtime: str, nodes: int, rank: str, leader: str) -> tuple[list[str], str]:

@@ -33,12 +33,17 @@ def sbatch_script(server: ClusterServer) -> str:
         return shell_text("slurm_nodes.sh", **values, needs=needs, place=place, command=command)
     if broken := [word for word in words if word.split() != [word]]:
         raise ConfigError(f"--launcher slurm: expected no white space in the command, found {broken[0]!r}")
-    ranks = command_line(["trtllm-llmapi-launch", *words])
-    if server.image == NO_IMAGE:
-        ranks = ranks.replace(CONFIG, '"$config"')
+    file = '"$config"' if server.image == NO_IMAGE else CONFIG
+    ranks = f"{command_line(['trtllm-llmapi-launch', *server.rendered.command])} {file}"
     needs, place = _place(server, f'"{server.models}:{server.models},$config:{CONFIG}"')
     config = Text(server.config.rstrip("\n"))
     return shell_text("slurm_ranks.sh", **values, needs=needs, place=place, config=config, command=Text(ranks))
+
+
+def plans_srun(server: ClusterServer) -> str:
+    """Start of the line that builds engine mode's plans on one of the GPUs, where the ranks will run."""
+    _, place = _place(server, f"{server.models}:{server.models}")
+    return f"srun --nodes=1 --ntasks=1 --gpus-per-node=1 \\\n{place}\n "
 
 
 def _place(server: ClusterServer, mounts: str) -> tuple[Text, Text]:

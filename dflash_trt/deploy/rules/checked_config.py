@@ -12,6 +12,7 @@ import msgspec
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.schema import Runtime, Schema, runtime_keys
 from dflash_trt.deploy.serving import ServedModels
+from dflash_trt.deploy.vllm_speculation import SECTION, inferred_method
 
 
 class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,8 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the command sets."""
     reading: list[Finding] = []
     """Findings from reading the arguments."""
+    is_whole: bool = True
+    """Whether every file of arguments was opened."""
 
     def setting(self, path: str) -> Any:
         """The value at a dotted path, or the release's default."""
@@ -54,10 +57,12 @@ BLOCKS = ("dflash", "dspark")
 
 
 def method(config: CheckedConfig) -> str | None:
-    """Method of speculative decoding in small letters; None for plain decoding."""
+    """Method of speculative decoding in small letters, as vLLM infers one that is left out; None for plain decoding."""
     found = config.setting(METHOD_KEYS[config.schema.runtime])
-    if found is None and config.schema.runtime == "vllm" and config.document.get("speculative_config"):
-        return "left to vLLM"
+    section = config.document.get(SECTION)
+    if found is None and config.schema.runtime == "vllm" and isinstance(section, dict) and section:
+        draft = config.served.draft_sizes
+        return inferred_method(section, draft.architectures if draft else ())
     return str(found).lower() if found else None
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.rules.attention_rules import sglang_attention
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -21,6 +22,7 @@ from dflash_trt.deploy.rules.memory_rules import check_memory
 
 WINDOW = "speculative_num_draft_tokens"
 BLOCK = "speculative_dflash_block_size"
+TOPK = "speculative_eagle_topk"
 DRAFT_WINDOW = "speculative_draft_window_size"
 
 
@@ -51,7 +53,8 @@ def pipeline(config: CheckedConfig) -> Iterator[Finding]:
 
 def dp_attention(config: CheckedConfig) -> Iterator[Finding]:
     """Greedy projection borrows the target's head, which every attention rank must hold."""
-    if (config.number("attn_dp_size") or 1) == 1:
+    is_old = config.document.get("enable_dp_attention") is True  # attn_dp_size by its earlier flag
+    if (config.number("dp_size" if is_old else "attn_dp_size") or 1) == 1:
         return
     if config.setting("enable_dp_lm_head") is not True:
         fix = "write --enable-dp-lm-head"
@@ -85,10 +88,45 @@ def running_requests(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def eagle_arguments(config: CheckedConfig) -> Iterator[Finding]:
+    """Arguments of EAGLE: DFlash sets them to 1, but the attention backend is chosen by what was given.
+
+    get_default_attn_backend in arg_groups/model_override_base.py runs before _handle_dflash in speculative_hook.py.
+    """
+    topk, page = config.number(TOPK), config.number("page_size")
+    is_chosen = config.setting("attention_backend") is not None
+    if topk is not None and (topk != 1 or page not in (None, 1)) and not is_chosen:
+        yield warning(
+            "eagle-arguments", TOPK, "no such argument with DFLASH", f"{topk}: SGLang sets it to 1 after it has chosen"
+            " flashinfer or triton because of it, in place of trtllm_mha (SM 10.x) and fa3 (9.0)", "remove it",
+        )  # fmt: skip
+    for key in (TOPK, "speculative_num_steps"):
+        found = config.number(key)
+        if found not in (None, 1) and (key != TOPK or is_chosen):
+            yield warning("eagle-arguments", key, "1 with DFLASH", f"{found}, which SGLang sets to 1", "remove it")
+
+
+def disaggregated(config: CheckedConfig) -> Iterator[Finding]:
+    """Prefill and decode in different servers, which carry DFlash's context since 0.5.23."""
+    mode = config.setting("disaggregation_mode")
+    if mode in (None, "null"):
+        return
+    yield unchecked(
+        "disaggregated", "disaggregation_mode", "prefill and decode in different servers: 0.5.23 is the first release"
+        " that carries the draft's context (dflash_disaggregation.py)", "measure its acceptance length",
+    )  # fmt: skip
+    key = "disaggregation_decode_enable_radix_cache"
+    if mode == "decode" and config.setting(key) is True:
+        yield error("disaggregated", key, "false with DFLASH", "true", "remove it")
+
+
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, (method(config) or "").upper()),
     lambda config: check_ranks(config, "tp_size", "pp_size", "dp_size"),
     draft_window,
+    sglang_attention,
 )
-DFLASH_RULES: tuple[Rule, ...] = (verify_window, pipeline, dp_attention, running_requests, check_memory)
+DFLASH_RULES: tuple[Rule, ...] = (
+    verify_window, pipeline, dp_attention, running_requests, eagle_arguments, disaggregated, check_memory,
+)  # fmt: skip
 """Rules for configurations that decode with DFlash."""

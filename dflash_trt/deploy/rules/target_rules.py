@@ -9,8 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects.dflash2 import LAYOUT
 from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
+from dflash_trt.checkpoint.dialects.zlab_layout import LAYOUT
+from dflash_trt.checkpoint.exclude_list import exclude_list_problem
 from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import ERROR, Finding
@@ -18,6 +19,7 @@ from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.rules.checked_config import (
     BLOCKS,
     CheckedConfig,
+    Rule,
     error,
     method,
     served_target,
@@ -114,6 +116,13 @@ def context_length(config: CheckedConfig) -> Iterator[Finding]:
     """No more tokens than draft and target have positions for; one whose RoPE is stretched later may take more."""
     key = runtime_keys()[config.schema.runtime].max_seq_len
     longest, length = longest_context(config), config.number(key)
+    draft = config.served.draft_sizes
+    if length and method(config) in BLOCKS and (draft is None or draft.spec.max_position_embeddings is None):
+        name = "the draft" if draft is None else draft.name
+        yield unchecked(
+            "context-length", key, f"max_position_embeddings of {name} is not known, and {length} may exceed it",
+            "give --draft DIR",
+        )  # fmt: skip
     if longest and length and length > longest:
         yield warning(
             "context-length", key, f"at most {longest}, the smaller max_position_embeddings of draft and target",
@@ -146,6 +155,21 @@ def target_family(config: CheckedConfig) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def exclude_list(config: CheckedConfig) -> Iterator[Finding]:
+    """A list of dense modules that contradicts the draft's tensors; native mode reads the checkpoint as it is."""
+    draft = config.served.draft_sizes
+    if draft is None or draft.checkpoint is None or config.served.mode == "engine":
+        return
+    if config.served.algorithms != draft.quantized or (problem := exclude_list_problem(draft.checkpoint)) is None:
+        return
+    copy = f"{draft.name.rstrip('/')}-{READ}"
+    fix = command_line(["dflash-trt", "convert", draft.name, "-o", copy, "--to", READ])
+    yield Finding(
+        "exclude-list", ERROR, runtime_keys()[config.schema.runtime].draft, f"{draft.name}: {problem}",
+        f"{fix}, which writes the list from the tensors, and serve {copy}",
+    )  # fmt: skip
+
+
 READ = LAYOUT.name
 """Layout that SGLang (models/dflash.py) and TensorRT-LLM (speculative/dflash.py) read, its facts in dflash_config."""
 
@@ -168,3 +192,7 @@ def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
         "draft-layout", runtime_keys()[runtime].draft,
         f"the layout {READ} (config.json with dflash_config), which {PACKAGES[runtime]} reads", "speculators", fix,
     )  # fmt: skip
+
+
+MODEL_RULES: tuple[Rule, ...] = (other_models, pair, draft_layout, exclude_list, context_length)
+"""Rules about draft and target that every runtime's configuration is checked by."""

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.hybrid_caches import hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.rules.attention_rules import vllm_attention
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -21,6 +23,8 @@ from dflash_trt.deploy.rules.checked_config import (
     warning,
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import json_document
 
 SPEC = "speculative_config"
 
@@ -48,7 +52,7 @@ def context_projection(config: CheckedConfig) -> Iterator[Finding]:
         yield warning(
             "quantized-context", f"{SPEC}.model",
             f"unquantised {', '.join(names)}: vLLM projects the context of all layers at once only then", quantized,
-            "compare with --recipe nvfp4-native: this one loads, and each layer projects its own context",
+            "compare with --recipe nvfp4-native; with these each layer projects its own context",
         )  # fmt: skip
 
 
@@ -76,17 +80,49 @@ def token_budget(config: CheckedConfig) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def rope_overrides(config: CheckedConfig) -> Iterator[Finding]:
+    """A RoPE that --hf-overrides stretches: a mapping changes the target alone (compose_draft_hf_overrides)."""
+    overrides = config.setting("hf_overrides")
+    if isinstance(overrides, str):
+        with suppress(ConfigError):
+            overrides = json_document(overrides.encode(), "hf_overrides", ConfigError)
+    named = map(str, overrides) if isinstance(overrides, dict) else ()
+    if keys := [key for key in named if key.startswith(("rope", "max_position"))]:
+        yield unchecked(
+            "rope-overrides", "hf_overrides", f"{', '.join(keys)} of the target alone: the draft keeps its own"
+            " positions, and what it accepts beyond them is not known", "compare its acceptance length on long prompts",
+        )  # fmt: skip
+
+
+def other_topologies(config: CheckedConfig) -> Iterator[Finding]:
+    """Prefill and decode in different servers, and pipeline stages."""
+    if config.setting("kv_transfer_config"):
+        yield unchecked(
+            "disaggregated", "kv_transfer_config", "prefill and decode in different servers: vLLM 0.33 keeps the"
+            " draft's layers as KV cache groups of their own; whether its context arrives was not looked up",
+            "compare its acceptance length with that of one server",
+        )  # fmt: skip
+    if (config.number("pipeline_parallel_size") or 1) > 1:
+        yield unchecked(
+            "pipeline", "pipeline_parallel_size", "a draft with pipeline stages: vLLM 0.33 loads it on one of them;"
+            " whether the others bring it hidden states was not looked up", "set it to 1, or test it first",
+        )  # fmt: skip
+
+
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, method(config) or "", f"{SPEC}."),
     renamed,
     draft_parallel,
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     token_budget,
+    vllm_attention,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
     context_projection,
     cache_groups,
+    rope_overrides,
+    other_topologies,
     check_memory,
 )
 """Rules for configurations that decode with DFlash."""

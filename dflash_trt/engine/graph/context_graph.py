@@ -23,10 +23,12 @@ from dflash_trt.engine.graph.layers import (
 )
 from dflash_trt.engine.graph.linear import linear
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, GraphBuilder, rounded
+from dflash_trt.engine.signatures import CONTEXT_HIDDEN
 
 
 def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
-    """target_hidden [T, A*H], positions [T] -> kv [T, 2, L, G, D]: every layer's K, then every layer's V.
+    """target_hidden [T, A*H], positions [T] -> kv [T, 2, L, G, D]: every layer's K, then every layer's V; and with
+    LiLiCorr h [T, H] of hidden_norm.
 
     fc -> hidden_norm -> one GEMM for all layers' K and V -> k_norm -> RoPE on K (DFlash, arXiv 2602.06036, section 3.2;
     order as in z-lab/dflash model.py). K has its dimensions in `rotary_order`.
@@ -44,6 +46,8 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         is_k = g.constant(np.array([True, False]).reshape(2, 1, 1, 1))
         kv = g.op("Where", is_k, _norm_and_rotate(g, kv, positions, spec), times(g, kv, spec.value_scale))
     g.output(_to_fp8(g, kv, draft) if draft.quantization.fp8_kv_cache else kv, "kv")
+    if spec.lilicorr is not None:
+        g.output(h, CONTEXT_HIDDEN)
     return g.model()
 
 

@@ -89,7 +89,8 @@ def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
             return
         top, best = g.ops("TopK", (logits, g.constant([k])), num_outputs=2, axis=-1)
         g.output(g.reshape(_target_ids(g, best, draft), [-1, K, k]), "candidate_ids")
-        g.output(g.reshape(_final_logits(g, top, spec), [-1, K, k]), "candidate_logits")
+        values = _final_logits(g, top, spec) if spec.lilicorr is None else _log_probs(g, top, logits)
+        g.output(g.reshape(values, [-1, K, k]), "candidate_logits")
 
 
 def _target_ids(g: GraphBuilder, rows: str, draft: DraftCheckpoint) -> str:
@@ -106,6 +107,11 @@ def _final_logits(g: GraphBuilder, logits: str, spec: DraftSpec) -> str:
     if cap := spec.final_logit_softcapping:
         logits = g.op("Mul", g.op("Tanh", g.op("Div", logits, g.constant(float(cap)))), g.constant(float(cap)))
     return logits
+
+
+def _log_probs(g: GraphBuilder, top: str, logits: str) -> str:
+    """log softmax(logits) of `top` in FLOAT, without its cap: LogSoftmax, as TensorRT computes it, underflows."""
+    return g.op("Sub", top, g.op("ReduceLogSumExp", logits, g.constant([-1]), keepdims=1))
 
 
 def output_name(layer: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.engine.plans.machine import check_precision, check_served, sm_of
@@ -49,6 +51,23 @@ def check_gpus(algorithms: Collection[str], options: PlanOptions) -> None:
     if options.hardware_compatibility == "ampere_plus":
         capabilities.add((8, 0))  # where its plans must run, too
     check_precision(algorithms, capabilities)
+
+
+def for_able_gpus(algorithms: Collection[str], options: PlanOptions) -> tuple[PlanOptions, dict[str, str]]:
+    """`options` without the GPUs that lack a number format of the draft, and the reason by compute capability.
+
+    Where none is left they all stay, for `check_gpus` to refuse.
+    """
+    lacking = {}
+    for capability in options.compute_capabilities:
+        try:
+            check_precision(algorithms, [sm_of(capability)])
+        except BuildError as problem:
+            lacking[capability] = f"{problem.message}; {problem.hint}"
+    able = tuple(capability for capability in options.compute_capabilities if capability not in lacking)
+    if not able:
+        return options, {}
+    return msgspec.structs.replace(options, compute_capabilities=able), lacking
 
 
 def check_limits(spec: PartialDraftSpec, max_batch_size: int, max_seq_len: int) -> None:

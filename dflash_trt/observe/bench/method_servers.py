@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,8 +69,10 @@ def engine_servers(
         yield MethodServer(method, partial(_served, words))
 
 
-def _served(words: list[str]) -> AbstractContextManager[str]:
-    return engine_server(words).running(lambda *_: None)
+@contextmanager
+def _served(words: list[str]) -> Iterator[str]:
+    with engine_server(words).running(lambda *_: None) as server:
+        yield server.url
 
 
 def with_overrides(

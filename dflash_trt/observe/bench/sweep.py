@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -71,26 +72,45 @@ class Sweep:
             for concurrency in self.run.concurrencies
         ]
 
-    def measure(
-        self, server: MethodServer, progress: Callable[[SweepPoint, int], None]
-    ) -> Iterator[tuple[SweepPoint, BenchPoint, list[str]]]:
-        """The missing points of one method, each written when it is measured, with its warnings.
+    def all_missing(self) -> list[SweepPoint]:
+        """The missing points of all methods: methods take turns at each concurrency, in random order."""
+        points = [point for server in self.experiment.servers for point in self.missing(server.method.name)]
+        order = random.Random(self.run.seed)  # noqa: S311  # not for secrets
+        order.shuffle(points)
+        places = {
+            (point.category, point.concurrency): number
+            for number, point in enumerate(self.points(self.experiment.servers[0].method.name))
+        }
+        return sorted(points, key=lambda point: places[point.category, point.concurrency])
 
-        `progress` gets the number of a point's answers so far. Raises EndpointError if the server does not answer, or
+    def measure(
+        self, progress: Callable[[SweepPoint, int], None]
+    ) -> Iterator[tuple[SweepPoint, BenchPoint, list[str]]]:
+        """All missing points, each written when it is measured, with its warnings; all servers run at once.
+
+        `progress` gets the number of a point's answers so far. Raises EndpointError if a server does not answer, or
         counts no tokens.
         """
-        if not (points := self.missing(server.method.name)):
-            return
+        points = self.all_missing()
+        names = {point.method for point in points}
         with ExitStack() as stack:
-            url = stack.enter_context(server.opened())
-            client = stack.enter_context(
-                Client(url, api_key=self.experiment.api_key, timeout=self.experiment.timeout_seconds)
-            )
-            runtime = identify(client, model=server.method.model)
-            request = request_of(self.run.request, server.method)
-            self._warm_up(client, runtime, request)
+            asked = {
+                server.method.name: self._opened(server, stack)
+                for server in self.experiment.servers if server.method.name in names
+            }  # fmt: skip
             for point in points:
-                yield point, *self._measure(point, client, runtime, request, progress)
+                yield point, *self._measure(point, *asked[point.method], progress)
+
+    def _opened(self, server: MethodServer, stack: ExitStack) -> tuple[Client, Runtime, RequestSettings]:
+        """A server that has answered once; it is closed with `stack`."""
+        url = stack.enter_context(server.opened())
+        client = stack.enter_context(
+            Client(url, api_key=self.experiment.api_key, timeout=self.experiment.timeout_seconds)
+        )
+        runtime = identify(client, model=server.method.model)
+        request = request_of(self.run.request, server.method)
+        self._warm_up(client, runtime, request)
+        return client, runtime, request
 
     def _measure(
         self, point: SweepPoint, client: Client, runtime: Runtime, request: RequestSettings,

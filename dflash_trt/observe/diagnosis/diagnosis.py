@@ -14,6 +14,7 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import probes
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.checks import Check
+from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance, engine_acceptances, engine_page
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
 from dflash_trt.observe.diagnosis.prober import Prober, chats
@@ -49,6 +50,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens of other clients, whose acceptance is then in these figures."""
     seconds: float
     groups: list[ProbeGroup]
+    engines: list[EngineAcceptance] = []
+    """Empty for a server that does not tell its engines apart; includes other clients' requests."""
     speeds: list[Speed]
     findings: list[EndpointFinding]
     """Faults."""
@@ -78,12 +81,13 @@ def diagnose(
     return Diagnosis(
         url=client.url, runtime=runtime.kind, version=runtime.version, model=runtime.model, is_chat=is_chat,
         acceptance=prober.how, foreign_tokens=prober.foreign_tokens, seconds=time.monotonic() - began,
-        groups=probed.groups, speeds=probed.speeds, **msgspec.structs.asdict(verdict),
+        groups=probed.groups, engines=probed.engines, speeds=probed.speeds, **msgspec.structs.asdict(verdict),
     )  # fmt: skip
 
 
 def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load: bool) -> tuple[Probed, int | None]:
     """Runs all probes; also returns the tokens that the prefix cache served."""
+    began = engine_page(client)
     short = probes.short(prober)
     served = probes.served(prober)
     seeds = probes.sampled(prober)
@@ -97,7 +101,7 @@ def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load
     return Probed(
         short=short, served=served, seeds=seeds, prefixes=prefixes, long=long, plain=plain, foreign=foreign,
         thinking=thinking, speeds=speeds, speeds_missing=speeds_missing(speeds, lengths, why_not),
-        unreadable=prober.unreadable, how=prober.how,
+        unreadable=prober.unreadable, how=prober.how, engines=list(engine_acceptances(began, engine_page(client))),
     ), hits  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from dflash_trt.observe.diagnosis.group_comparison import (
     tau_text,
     text_pairs,
 )
-from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES, is_share_below, upper_bound
+from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES, is_first_compared, is_share_below, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.published_tau import PublishedTau, published_taus
 from dflash_trt.observe.endpoints.identify import ServerKind
@@ -60,7 +60,7 @@ def low_acceptance(
     """No drafts, only rejected drafts, or fewer accepted ones than in a healthy run or for a published pair."""
     if found := no_drafts(kind, short, "no drafts", "no drafter"):
         return found
-    values = list(short.values(is_first=False).values())
+    values = short.pooled_values
     if len(values) >= MIN_SAMPLES and upper_bound(values) < NEAR_ZERO:
         figure = f"{tau_text(short)}: nearly every draft is rejected"
         names: tuple[str, ...] = (
@@ -90,9 +90,11 @@ def in_doubt(
     published: PublishedTau | None,
 ) -> list[EndpointFinding]:  # fmt: skip
     """Acceptance that is low but too noisy for certainty: it is not fine either."""
-    values = list(short.values(is_first=False).values())
+    values = short.pooled_values
     if baseline is not None:
-        (values, usual), share = comparable_values(short, baseline), 1 - MILD
+        share, usual = 1 - MILD, baseline.pooled_values
+        if is_first_compared(short, baseline):
+            values, usual = comparable_values(short, baseline)
     elif expected_tau is not None:
         usual, share = [expected_tau - 1], 1 - MILD
     else:

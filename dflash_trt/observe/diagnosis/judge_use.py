@@ -13,8 +13,8 @@ from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.speed_probe import BATCH, Speed
 from dflash_trt.observe.endpoints.identify import ServerKind
 
-SLOWER = 0.75
-"""Share of plain decoding's speed below which drafts cost time; smaller differences vary with the load."""
+SLOWER = 0.95
+"""Share of plain decoding's speed below which drafts cost time."""
 RARE = 0.1
 """Acceptance at a position below which a draft token is rarely worth its verification."""
 

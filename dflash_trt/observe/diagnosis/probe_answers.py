@@ -80,6 +80,24 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
             [count / counts.drafting_passes for count in counts.accepted_by_position] if counts.drafting_passes else []
         )
 
+    @property
+    def pooled_values(self) -> list[float]:
+        """A value for each request: their mean is the accepted drafts per pass of all passes together.
+
+        They scatter as that ratio does (linearised), so that the figure which is printed is also the one judged. A
+        server that publishes only averages has one value for each average.
+        """
+        counts = [
+            sample.acceptance for sample in self.samples if sample.acceptance and sample.acceptance.drafting_passes
+        ]
+        if not counts:
+            return list(self.values(is_first=False).values())
+        passes = sum(count.drafting_passes for count in counts)
+        pooled = sum(count.accepted for count in counts) / passes
+        return [
+            pooled + (count.accepted - pooled * count.drafting_passes) * len(counts) / passes for count in counts
+        ]  # fmt: skip
+
     def values(self, *, is_first: bool) -> dict[str, float]:
         """Prompt -> accepted draft tokens per pass, or the first one's acceptance."""
         values = {

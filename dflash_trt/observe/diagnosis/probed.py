@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.speed_probe import Speed
 
@@ -29,6 +30,9 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """Why published figures could not be read."""
     how: str
     """The figures from which acceptance was read, or why there are none."""
+
+    engines: list[EngineAcceptance] = []
+    """Over all probes; empty for a server that does not tell its engines apart."""
 
     @property
     def groups(self) -> list[ProbeGroup]:

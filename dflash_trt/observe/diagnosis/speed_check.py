@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from dflash_trt.api.paired_speed import SAME
 from dflash_trt.observe.diagnosis.checks import Checks
-from dflash_trt.observe.diagnosis.judge_use import SLOWER, slow_drafts
+from dflash_trt.observe.diagnosis.judge_use import slow_drafts
 from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES
 from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
 from dflash_trt.observe.diagnosis.probes import NO_PLAIN
@@ -19,8 +20,8 @@ def check_speeds(checks: Checks, probed: Probed) -> None:
     missing, figure, is_left_out = probed.speeds_missing, "", probed.speeds_missing in (NO_LOAD, NO_PLAIN)
     if not missing:
         figure = speed_text(shares := speed_shares(probed.speeds))
-        if min(shares) < SLOWER:
-            missing, is_left_out = f"{figure}: too noisy, repeat it on an idle machine", True
+        if min(shares) < 1 - SAME:
+            missing, is_left_out = f"{figure}: too noisy or too close to tell, repeat it on an idle machine", True
     checks.add("speed", slow_drafts(checks.kind, probed.speeds), missing, figure, is_left_out=is_left_out)
 
 

@@ -15,6 +15,7 @@ from dflash_trt.observe.diagnosis.judge_acceptance import (
     published_range,
 )
 from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
+from dflash_trt.observe.diagnosis.judge_parts import cliff, dead_engines, engines_text, rejected_requests
 from dflash_trt.observe.diagnosis.judge_sampling import lossless, sampled_acceptance, temperature
 from dflash_trt.observe.diagnosis.judge_use import drafting_notes
 from dflash_trt.observe.diagnosis.noise import is_ratio_below
@@ -36,6 +37,15 @@ def judged(
     checks.unmeasured += seen
     unseen = seen[0].figure if seen else ""
     _acceptance(checks, runtime, probed, healthy.get(short.name), expected_tau, unseen)
+    if len(probed.engines) > 1:
+        found = dead_engines(kind, probed.engines)
+        checks.add(
+            "engines",
+            found,
+            _without_requests(probed),
+            f"acceptance length {engines_text(probed.engines)}",
+            is_left_out=True,
+        )
     spoiled = unseen or ("acceptance is wrong already with short prompts" if checks.findings else "")
     if kind == "dflash-trt":
         found, missing = [] if spoiled else _stopped(runtime, probed), spoiled or too_few(probed.served)
@@ -72,6 +82,8 @@ def _acceptance(
     length = short.draft_length or runtime.num_draft_tokens
     published = published_tau(runtime, length)
     found = [] if unseen else low_acceptance(kind, short, baseline, expected_tau, published, length)
+    if not (found or unseen):
+        found = [*rejected_requests(kind, short), *cliff(kind, short)]
     missing, against = unseen, ""
     doubt = [] if found or unseen else in_doubt(kind, short, baseline, expected_tau, published)
     if doubt:
@@ -90,6 +102,12 @@ def _acceptance(
         checks.unmeasured += not_judged(kind, short, length or 0)
         missing = f"{_figure(short)}: nothing to compare it with"
     checks.add("acceptance", found, missing, f"{_figure(short)}, against {against}", is_left_out=True)
+
+
+def _without_requests(probed: Probed) -> str:
+    """Why not all engines were judged; empty if they were."""
+    names = [each.engine for each in probed.engines if not each.output_tokens]
+    return f"engine {', '.join(names)} answered nothing in this time" if names else ""
 
 
 def _stopped(runtime: Runtime, probed: Probed) -> list[EndpointFinding]:

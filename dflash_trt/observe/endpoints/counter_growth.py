@@ -6,6 +6,8 @@ from __future__ import annotations
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 
+RESTARTED = "the server was restarted in between: measure again"
+
 
 def increase(before: MetricsPage, after: MetricsPage, name: str) -> int:
     """By how much a counter has grown; raises EndpointError where it went backwards."""
@@ -15,14 +17,13 @@ def increase(before: MetricsPage, after: MetricsPage, name: str) -> int:
 def increase_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
     """`increase` at position 1, 2, ..., whose label is 0, 1, ..."""
     ends, begins = after.positions(name, label), before.positions(name, label)
+    if len(ends) < len(begins):
+        raise EndpointError(f"{after.where}: {name} has fewer positions than before", hint=RESTARTED)
     begins += (0,) * (len(ends) - len(begins))
     return tuple(_difference(begin, end, name, after.where) for begin, end in zip(begins, ends, strict=True))
 
 
 def _difference(before: int, after: int, name: str, where: str) -> int:
     if after < before:
-        raise EndpointError(
-            f"{where}: expected {name} to grow, found {after} after {before}",
-            hint="the server was restarted in between: measure again",
-        )
+        raise EndpointError(f"{where}: {name} fell from {before} to {after}", hint=RESTARTED)
     return after - before

@@ -34,6 +34,8 @@ def _meter(client: Client, runtime: Runtime) -> Meter:
         page = None
     if page is not None and page.has(f"{VLLM}_drafts_total"):
         return VllmMeter(client)
+    if page is None and runtime.kind in ("dflash-trt", "vllm"):
+        return NoMeter("GET /metrics is a 404: if this is a gateway, ask the server itself")
     if runtime.kind in ("dflash-trt", "vllm"):
         return NoMeter("its /metrics has no vllm:spec_decode_* counters: it decodes without drafts")
     if runtime.kind == "sglang":
@@ -88,11 +90,11 @@ def _counts_positions(client: Client) -> bool:
 
 
 def _page(client: Client, path: str) -> MetricsPage | None:
-    """None where it has no such page; raises EndpointError for one that cannot be read."""
+    """None for a 404; raises EndpointError for a page that cannot be read."""
     try:
         content = client.get(path)
     except EndpointError as error:
-        if error.status is None:
+        if error.status != 404:
             raise
         return None
     return MetricsPage.parse(content, f"{client.url}{path}")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
-from dflash_trt.checkpoint.draft_tensors import dflash2_shapes, dspark_shapes, linear_shapes
+from dflash_trt.checkpoint.draft_tensors import dflash2_shapes, dspark_shapes, lilicorr_shapes, linear_shapes
 from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.serving import ServingLoad
@@ -111,6 +111,9 @@ def dflash_shape(
     for tensor, shape in dflash2_shapes(spec).items():
         if tensor.endswith("_projection.weight"):
             gemms["selector" if "hidden" in tensor else "block convolutions", tensor, ""] += math.prod(shape)
+    for tensor, shape in lilicorr_shapes(spec).items():
+        if len(shape) == 2:
+            gemms["selector", tensor, ""] += math.prod(shape)
     if spec.markov_head is not None:  # over the whole vocabulary, for each slot after the first
         w2 = math.prod(dspark_shapes(spec)[f"{MARKOV}.markov_w2.weight"])
         gemms |= {("selector", f"slot {slot}", ""): w2 for slot in range(spec.num_draft_tokens)}

@@ -9,7 +9,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.deploy.catalog import known_deployments
-from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
+from dflash_trt.deploy.deployment_file import DeploymentFile, check_runtime, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.memory import is_fp8_context
 from dflash_trt.deploy.published import published_drafts, published_targets
@@ -140,6 +140,7 @@ def open_system(
 ) -> tuple[ResolvedDeployment, System]:
     """The resolved deployment that CONFIG names, with some settings changed, and its inputs to the model."""
     file = msgspec.structs.replace(read_deployment(config), **changes)
+    check_runtime(file, config, runtime)
     deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
     return deployment, system(deployment, runtime, fetches=target is not None)
 

@@ -55,6 +55,14 @@ def child_process(
         process.wait()
 
 
+class RunningServer(msgspec.Struct, frozen=True):
+    """A server that answers."""
+
+    url: str
+    process: int
+    """Process id of its supervisor, from which the server descends."""
+
+
 class LocalServer(msgspec.Struct, frozen=True, kw_only=True):
     """A command that serves on a port of this machine."""
 
@@ -63,10 +71,12 @@ class LocalServer(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     file: str | None = None
     """Text of a file that the command reads."""
+    environment: dict[str, str] = {}
+    """Variables beside this process's own."""
 
     @contextmanager
-    def running(self, waiting: Waiting) -> Iterator[str]:
-        """The URL once it answers; if it does not, raises EndpointError with the end of its output.
+    def running(self, waiting: Waiting) -> Iterator[RunningServer]:
+        """The server once it answers; if it does not, raises EndpointError with the end of its output.
 
         All processes of the server end with the block, and if this process is killed.
         """
@@ -75,10 +85,11 @@ class LocalServer(msgspec.Struct, frozen=True, kw_only=True):
             if self.file is not None:
                 file.write_text(self.file)
             words = [str(file) if word == "{}" else word for word in self.words]
-            with log.open("wb") as output, child_process(words, output.fileno()) as process:
+            environment = os.environ | self.environment
+            with log.open("wb") as output, child_process(words, output.fileno(), environment=environment) as process:
                 url = f"http://{HOST}:{self.port}"
                 self._wait(process, url, log, waiting)
-                yield url
+                yield RunningServer(url, process.pid)
 
     def _wait(self, process: subprocess.Popen[bytes], url: str, log: Path, waiting: Waiting) -> None:
         began = time.monotonic()
@@ -119,8 +130,10 @@ def engine_words(engine: Path, **options: object) -> list[str]:
     return words
 
 
-def engine_server(words: list[str]) -> LocalServer:
+def engine_server(words: list[str], environment: dict[str, str] | None = None) -> LocalServer:
     """Our own server, by its `engine_words`."""
     port = free_port()
     address = ["--host", HOST, "--port", str(port), "--drain-seconds", "0"]
-    return LocalServer(words=[sys.executable, "-m", "dflash_trt", *words, *address], port=port)
+    return LocalServer(
+        words=[sys.executable, "-m", "dflash_trt", *words, *address], port=port, environment=environment or {}
+    )

@@ -1,44 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a server the same questions without and with DFlash, and compares the answers."""
+"""Compares the answers of a server without and with DFlash."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
+from functools import reduce
+from operator import add
 
 import msgspec
 
+from dflash_trt.api.paired_speed import Pair, PairedSpeed, Timing, paired_speed
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
-from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, prompts
-from dflash_trt.observe.diagnosis.probe_groups import group
-from dflash_trt.observe.diagnosis.prober import Prober, chats
-from dflash_trt.observe.endpoints.client import Client
-from dflash_trt.observe.endpoints.identify import identify
+from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 
-MAX_TOKENS = 128
-NUM_PROMPTS = 8
 BAR = 40
-Outcome = Literal["works and is faster", "works, but is not faster"]
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to one set of prompts, plain and with DFlash."""
+    """Answers to one list of questions, plain and with DFlash: answer i of both makes pair i."""
 
+    pairs: list[Pair]
     plain: ProbeGroup
     dflash: ProbeGroup
+    is_in_turns: bool
+    """Whether both servers ran at once and took turns; otherwise one ran after the other."""
     diagnosis: Diagnosis
 
     @property
-    def ratio(self) -> float:
-        """Speed with DFlash over the speed of plain decoding."""
-        return tokens_per_second(self.dflash) / tokens_per_second(self.plain)
+    def speed(self) -> PairedSpeed:
+        return paired_speed(self.pairs, self.dflash.tau_of_drafting_passes)
 
     @property
     def num_equal(self) -> int:
-        """Prompts whose two answers have the same text."""
-        plain = {sample.prompt: sample.text for sample in self.plain.samples}
-        return sum(plain.get(sample.prompt) == sample.text for sample in self.dflash.samples)
+        """Questions whose two answers have the same text."""
+        return sum(a.text == b.text for a, b in zip(self.plain.samples, self.dflash.samples, strict=True))
 
     @property
     def found_by_doctor(self) -> list[EndpointFinding]:
@@ -46,45 +41,39 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return [*self.diagnosis.findings, *self.diagnosis.unmeasured]
 
     @property
-    def outcome(self) -> Outcome:
-        """Verdict of the two speeds alone; faults are in `diagnosis`."""
-        return "works and is faster" if self.ratio > 1 else "works, but is not faster"
-
-
-def ask(url: str, seconds: float) -> ProbeGroup:
-    """NUM_PROMPTS greedy answers after one that warms the server up; raises EndpointError without answers."""
-    with Client(url, deadline_seconds=seconds) as client:
-        runtime = identify(client)
-        prober = Prober(client, runtime, is_chat=chats(client, runtime), seconds=seconds)
-        chosen = list(prompts().short.items())[:NUM_PROMPTS]
-        prober.ask("warm-up", chosen[-1][1], max_tokens=MAX_TOKENS)
-        return group(
-            "comparison", [partial(prober.ask, name, prompt, max_tokens=MAX_TOKENS) for name, prompt in chosen]
-        )
-
-
-def tokens_per_second(answers: ProbeGroup) -> float:
-    """Output tokens by the seconds from request to end, all answers together; 0 without answers."""
-    seconds = sum(sample.seconds for sample in answers.samples)
-    return sum(sample.output_tokens for sample in answers.samples) / seconds if seconds else 0.0
+    def totals(self) -> dict[str, Timing]:
+        """All answers of each way of decoding."""
+        return {
+            "plain": reduce(add, (pair.plain for pair in self.pairs)),
+            "DFlash": reduce(add, (pair.dflash for pair in self.pairs)),
+        }
 
 
 def picture(comparison: Comparison) -> str:
-    """One bar for each method, as text."""
-    rates = {"plain": tokens_per_second(comparison.plain), "DFlash": tokens_per_second(comparison.dflash)}
+    """One bar for each way of decoding, as text, with its seconds; "" where the speeds are no result."""
+    if comparison.speed.withheld:
+        return ""
+    rates = {name: total.tokens / total.seconds for name, total in comparison.totals.items()}
     widest = max(rates.values())
-    bars = {name: "█" * max(1, round(BAR * rate / widest)) for name, rate in rates.items()}
-    return "\n".join(f"{name:<7} {bars[name]:<{BAR}} {rate:.0f} tokens/s" for name, rate in rates.items())
+    lines = []
+    for name, total in comparison.totals.items():
+        bar = "█" * max(1, round(BAR * rates[name] / widest))
+        seconds = f"{total.seconds:.1f} s"
+        if total.cpu_seconds is not None:
+            seconds += f", {total.cpu_seconds:.1f} s of CPU"
+        lines.append(f"{name:<7} {bar:<{BAR}} {rates[name]:.0f} tokens/s ({seconds})")
+    return "\n".join(lines)
 
 
 def verdict(comparison: Comparison, name: str) -> str:
     """The result in one line."""
     tau = comparison.dflash.tau_of_drafting_passes
-    count = len(comparison.dflash.samples)
+    count = len(comparison.pairs)
     parts = [
-        f"{comparison.ratio:.2f}x the speed of plain decoding, {count} questions one at a time",
-        "tau of drafting passes not published" if tau is None else f"tau of drafting passes {tau:.2f}",
+        comparison.speed.sentence,
+        *([] if comparison.is_in_turns else ["one server after the other, so a change of the machine counts as speed"]),
+        "acceptance length not published" if tau is None else f"acceptance length {tau:.2f} (tau of drafting passes)",
         f"{comparison.num_equal} of {count} answers equal",
         f"doctor finds {'; '.join(each.name for each in comparison.found_by_doctor) or 'nothing wrong'}",
     ]
-    return f"{name} {comparison.outcome}: {'; '.join(parts)}"
+    return f"{name}: {'; '.join(parts)}"

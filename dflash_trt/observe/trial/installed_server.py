@@ -11,7 +11,7 @@ from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.steps import commands_for_draft
+from dflash_trt.deploy.weight_commands import commands_for_draft
 from dflash_trt.errors import ConfigError, MissingDependencyError
 from dflash_trt.files.command import command_line
 from dflash_trt.observe.servers.local_server import HOST, LocalServer, free_port

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,13 +16,11 @@ from torch import Tensor
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.device.upload import uploaded
-from dflash_trt.engine.candidate_scorer import CandidateScorer
+from dflash_trt.engine.candidate_scorer import CandidateScorer, DraftedBlock, Embed
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.proposals import Draw, Proposals
+from dflash_trt.engine.signatures import CONTEXT_HIDDEN
 from dflash_trt.runtime.kvcache.context_cache import ContextCache
-
-Embed = Callable[[Tensor], Tensor]
-"""Embeddings [..., H] of token ids [...] int64."""
 
 
 class Vocabulary(Protocol):
@@ -55,6 +53,10 @@ class Drafter:
         self.cache_bytes_per_token = cache.bytes_per_token
         """Bytes of one context row of one slot."""
         self._target: Vocabulary | None = None
+        self._context_hidden: Tensor | None = None
+        """[slots, H] FLOAT: the last context row of each slot before K and V, of a LiLiCorr draft."""
+        if spec.lilicorr is not None:
+            self._context_hidden = torch.zeros(len(cache.lengths), spec.hidden_size, device=executor.device)
 
     @classmethod
     def open(
@@ -99,7 +101,18 @@ class Drafter:
             self.executor.bind(self.cache.k, self.cache.v)
         if places[0]:
             positions, pages, offsets = self._upload(*np.array(places, dtype=np.int32))
-            self.cache.write(pages, offsets, self.executor.context(taps, positions))
+            outputs = self.executor.context(taps, positions)
+            self.cache.write(pages, offsets, outputs["kv"])
+            if self._context_hidden is not None:
+                self._keep_last(slots, num_rows, outputs[CONTEXT_HIDDEN])
+
+    def _keep_last(self, slots: Sequence[int], num_rows: Sequence[int], rows: Tensor) -> None:
+        """Keeps the last of each slot's new rows [T, H], which LiLiCorr starts its paths from."""
+        assert self._context_hidden is not None
+        last = np.cumsum(num_rows) - 1
+        pairs = [(slot, row) for slot, row, count in zip(slots, last, num_rows, strict=True) if count]
+        kept, taken = self._upload(*np.array(pairs, dtype=np.int32).T)
+        self._context_hidden[kept.long()] = rows[taken.long()].to(self._context_hidden)
 
     @torch.inference_mode()
     def propose(
@@ -114,17 +127,24 @@ class Drafter:
         first, anchor_ids = self.spec.first_proposing_row, torch.from_numpy(np.array(anchors))
         noise_embeds = self.embedding.blocks(anchor_ids, self._target.embed)
         outputs = self.run(slots, noise_embeds)
-        hidden = outputs["hidden"][:, first : first + num_tokens]
+        hidden = outputs["hidden"][:, first : first + num_tokens].to(noise_embeds.dtype)
         if self.scorer is None and self.spec.has_own_head:
             return [Proposals(row) for row in outputs["token_ids"][:, :num_tokens].tolist()]
-        if self.scorer is not None and self.spec.has_own_head:
-            ids, logits = (outputs[name][:, :num_tokens] for name in ("candidate_ids", "candidate_logits"))
-            return self.scorer.lattice(hidden, anchor_ids, ids.long(), logits).walk(draws)
-        hidden = hidden.to(noise_embeds.dtype)
-        borrowed = self._target.logits(hidden)
         if self.scorer is None:
-            return [Proposals(row) for row in argmax(borrowed)]
-        return self.scorer.lattice(hidden, anchor_ids, *self.scorer.from_logits(borrowed)).walk(draws)
+            return [Proposals(row) for row in argmax(self._target.logits(hidden))]
+        if self.spec.has_own_head:
+            ids, logits = (outputs[name][:, :num_tokens] for name in ("candidate_ids", "candidate_logits"))
+        else:
+            ids, logits = self.scorer.from_logits(self._target.logits(hidden))
+        block = DraftedBlock(hidden, anchor_ids, self._last_rows(slots), self._target.embed)
+        return self.scorer.lattice(block, ids.long(), logits).walk(draws)
+
+    def _last_rows(self, slots: Sequence[int]) -> Tensor | None:
+        """The last context rows [B, H] of the slots; None of a draft that does not read them."""
+        if self._context_hidden is None:
+            return None
+        (kept,) = self._upload(np.array(slots, dtype=np.int32))
+        return self._context_hidden[kept.long()]
 
     def run(self, slots: Sequence[int], noise_embeds: Tensor) -> Mapping[str, Tensor]:
         """The draft graph's outputs for blocks of embeddings [B, S, H], each right after its slot's context."""

@@ -77,11 +77,11 @@ class OnnxExecutor:
         self._bound.clear()
         self._sessions.clear()
 
-    def context(self, taps: Tensor, positions: Tensor) -> Tensor:
-        """kv [T, 2, L, G, D] FLOAT."""
-        (port,) = self._manifest.graphs["context"].outputs
+    def context(self, taps: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """The context graph's outputs in FLOAT."""
+        shapes = {port.name: port.sizes({"T": len(taps)}) for port in self._manifest.graphs["context"].outputs}
         inputs = {"target_hidden": taps, "positions": positions}
-        return self._bound["context"].run(inputs, {port.name: port.sizes({"T": len(taps)})})[0]
+        return dict(zip(shapes, self._bound["context"].run(inputs, shapes), strict=True))
 
     def draft(self, inputs: DraftInputs) -> dict[str, Tensor]:
         """The draft graph's outputs in FLOAT and INT32."""

@@ -11,6 +11,7 @@ import torch
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.engine.candidate_scorer import CandidateScorer, CandidateSelector
 from dflash_trt.engine.executor import Executor
+from dflash_trt.engine.lilicorr_scorer import LilicorrScorer
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.plans.plan import GRAPHS
@@ -73,6 +74,8 @@ def choose_executor(
 
 def read_scorer(engine: Path, spec: DraftSpec, device: torch.device) -> CandidateScorer | None:
     """The candidate scorer of the draft in the directory `engine`; None for a draft without."""
+    if spec.lilicorr is not None:
+        return LilicorrScorer.read(engine, spec, device)
     return (CandidateSelector if spec.markov_head is None else MarkovScorer).read(engine, spec, device)
 
 

@@ -100,10 +100,9 @@ class SlotPool:
         """Tokens that fit in the unreserved pages."""
         return (self._pool.num_free + len(self._unheld)) * TOKENS_PER_PAGE
 
-    def can_allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> bool:
-        """Whether to allocate now: there is room even if nothing is cached, and nothing more to share in a moment."""
-        has_room = bool(self._free) and num_pages_for(num_tokens) * TOKENS_PER_PAGE <= self.free_tokens
-        return has_room and not self._is_computing_next_page(prompt_ids)
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether there is room for `num_tokens` tokens even if none of them is cached."""
+        return bool(self._free) and num_pages_for(num_tokens) * TOKENS_PER_PAGE <= self.free_tokens
 
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
         """Reserves a slot and pages for `num_tokens` tokens, for which there is room.
@@ -147,7 +146,7 @@ class SlotPool:
         """Entries, and pages, of a prompt's cached prefix."""
         return list(self.index.find(prompt_ids[:-1])) if self.prefix_caching else []
 
-    def _is_computing_next_page(self, prompt_ids: Sequence[int]) -> bool:
+    def is_computing(self, prompt_ids: Sequence[int]) -> bool:
         """Whether running requests are computing the first page of a prompt that is not cached.
 
         Waiting for it pays: prompts are read oldest first, so this one would seldom have been read before that.

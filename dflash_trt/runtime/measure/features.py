@@ -153,7 +153,8 @@ class FeatureFile:
     def prompt(self, i: int) -> torch.Tensor:
         """The tokens [p] of sequence `i`'s prompt, without its taps being read."""
         tokens = self._tensor(f"tokens.{i}")
-        return tokens[: int(self._tensor(f"prompt_length.{i}"))]
+        self._check_prompt_length(i, length := int(self._tensor(f"prompt_length.{i}")), len(tokens))
+        return tokens[:length]
 
     def answer(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens [n - p] of sequence `i`'s answer and their embeddings [n - p, H], without its taps being read."""
@@ -171,13 +172,16 @@ class FeatureFile:
             raise CheckpointError(f"{self.file}: {name} contains NaN or infinity")
         return tensor
 
-    def _check(self, i: int, sequence: FeatureSequence) -> None:
-        length = len(sequence.tokens) - len(sequence.embeddings)
-        if sequence.prompt_length != length:
+    def _check_prompt_length(self, i: int, found: int, num_tokens: int) -> int:
+        """The prompt's length; raises CheckpointError where it is not that of the tokens without an embedding."""
+        if found != (length := num_tokens - self.answer_length(i)):
             raise CheckpointError(
-                f"{self.file}: prompt_length.{i}: expected {length} (the tokens without an embedding), found"
-                f" {sequence.prompt_length}"
+                f"{self.file}: prompt_length.{i}: expected {length} (the tokens without an embedding), found {found}"
             )
+        return length
+
+    def _check(self, i: int, sequence: FeatureSequence) -> None:
+        length = self._check_prompt_length(i, sequence.prompt_length, len(sequence.tokens))
         low, high = int(sequence.tokens.min()), int(sequence.tokens.max())
         if low < 0 or high >= self.facts.target.vocab_size:
             raise CheckpointError(

@@ -39,7 +39,8 @@ def find_useless(engine: EngineFigures) -> VerificationError | None:
         return None
     return VerificationError(
         f"acceptance length {engine.tau:.2f} is below {NEAR_ZERO_TAU}: nearly every draft token is rejected",
-        hint="wrong tensors or another target's draft: dflash-trt inspect ENGINE; build it from the published one",
+        hint="equal shapes do not show it: another target than the one that the draft was trained for, target_layer_ids"
+        " or mask_token_id of another numbering, or untrained weights; compare config.json with the published one",
     )
 
 

@@ -55,7 +55,7 @@ def make_app(
         Route("/docs", partial(_page, "docs.html")),
         Route("/openapi.json", _openapi),
         Mount("/page", StaticFiles(directory=PAGE)),
-        *(Route(each.path, getattr(endpoints, each.handler), methods=[each.method]) for each in OPERATIONS),
+        *(Route(_pattern(each.path), getattr(endpoints, each.handler), methods=[each.method]) for each in OPERATIONS),
     ]
     middleware = [Middleware(ErrorMiddleware)]
     if hosts is not None:
@@ -73,6 +73,11 @@ def make_app(
         ClientDisconnected: _on_disconnect,
     }
     return AccessLogMiddleware(Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers}))
+
+
+def _pattern(path: str) -> str:
+    """Starlette's pattern of a path; a parameter may contain slashes."""
+    return path.replace("}", ":path}")
 
 
 async def _page(name: str, request: Request) -> Response:

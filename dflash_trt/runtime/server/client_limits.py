@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission control: how many sequences of each client run or wait."""
+"""Admission control: how many sequences of each client run or wait, and how much memory their answers may take."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 
 from dflash_trt.runtime.server.http_error import HttpError
 
@@ -37,24 +38,28 @@ class ClientCounter:
 
 
 class Admission(ClientCounter):
-    """Bounds the sequences that run or wait; a request beyond a bound gets 429 at once."""
+    """Bounds what runs or waits, in sequences or in bytes; a request beyond a bound gets 429 at once."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, field: str = "n", unit: str = "sequences", unit_size: int = 1) -> None:
+        """`field` of a request, and `unit` of `unit_size`, are for error messages."""
         super().__init__()
         self.limit = limit
         self.limit_per_client = limit - limit // OTHERS_SHARE
+        self._field, self._unit, self._unit_size = field, unit, unit_size
 
     @contextmanager
-    def admit(self, num_sequences: int, client: str) -> Iterator[None]:
-        """Holds the places of one request's sequences until the block ends."""
-        if num_sequences > self.limit_per_client:
-            limit = self.limit_per_client
-            raise HttpError(400, f"n: expected at most {limit} sequences in one request, found {num_sequences}")
-        if self.active + num_sequences > self.limit:
-            raise overloaded(f"{self.active} of {self.limit} sequences are running or queued")
-        if self.by_client[client] + num_sequences > self.limit_per_client:
-            raise overloaded(f"{self.by_client[client]} sequences of this client are running or queued")
-        with self._counted(client, num_sequences):
+    def admit(self, number: int, client: str) -> Iterator[None]:
+        """Holds the places of one request until the block ends."""
+        sizes = (self.limit_per_client, number, self.active, self.limit, self.by_client[client])
+        most, asked, active, limit, of_client = (ceil(size / self._unit_size) for size in sizes)
+        if number > self.limit_per_client:
+            message = f"{self._field}: expected at most {most} {self._unit} in one request, found {asked}"
+            raise HttpError(400, message)
+        if self.active + number > self.limit:
+            raise overloaded(f"{active} of {limit} {self._unit} are running or queued")
+        if self.by_client[client] + number > self.limit_per_client:
+            raise overloaded(f"{of_client} {self._unit} of this client are running or queued")
+        with self._counted(client, number):
             yield
 
 

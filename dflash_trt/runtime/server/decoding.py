@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from dflash_trt.api.neutral_fields import ANY, check_neutral
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.files.strict_yaml import nearest
 
 T = TypeVar("T", bound=msgspec.Struct)
 TYPES = {"int": "an integer", "float": "a number", "str": "a text", "array": "a list", "object": "an object",
@@ -40,16 +41,19 @@ def decode_fields(fields: Mapping[str, Any], body: type[T], neutral: Mapping[str
     try:
         return msgspec.convert(known, body, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error), fields) from None
+        raise _refusal(str(error), fields, body) from None
 
 
-def _refusal(problem: str, fields: Mapping[str, Any]) -> RequestError:
+def _refusal(problem: str, fields: Mapping[str, Any], body: type[msgspec.Struct]) -> RequestError:
     """msgspec's error in our words."""
     place = PATH.search(problem)
     path, problem = (place["path"], problem[: place.start()]) if place else ("", problem)
     parent = f"{path}." if path else ""
     if unknown := UNKNOWN.match(problem):
-        return RequestError(f"{parent}{unknown['name'][:100]}: unknown field")
+        like = nearest(unknown["name"], _field_names(body, path))
+        return RequestError(
+            f"{parent}{unknown['name'][:100]}: unknown field" + (f"; did you mean {like}?" if like else "")
+        )
     if missing := MISSING.match(problem):
         return RequestError(f"{parent}{missing['name']}: expected a value, found none")
     value = fields[re.split(r"[.\[]", path)[0]]
@@ -62,3 +66,11 @@ def _refusal(problem: str, fields: Mapping[str, Any]) -> RequestError:
         return RequestError(f"{path}: expected a smaller number, found {shown(value)}")
     words = " or ".join(TYPES[name] for name in expected["types"].split(" | "))
     return RequestError(f"{path}: expected {' '.join(filter(None, [words, expected['bound']]))}, found {shown(value)}")
+
+
+def _field_names(body: type[msgspec.Struct], path: str) -> list[str]:
+    """Fields of the struct at `path` in a body; none where it is in a list."""
+    if not path:
+        return list(body.__struct_fields__)
+    kinds = get_args(get_type_hints(body)[path]) if path in body.__struct_fields__ else ()
+    return [name for kind in kinds for name in getattr(kind, "__struct_fields__", ())]

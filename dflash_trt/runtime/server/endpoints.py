@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, suppress
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from dflash_trt import __version__
 from dflash_trt.api.neutral_fields import IGNORED
+from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.server.answer_logprobs import TokenTexts
 from dflash_trt.runtime.server.client_limits import Admission
@@ -20,14 +22,13 @@ from dflash_trt.runtime.server.decoding import decode_fields
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
 from dflash_trt.runtime.server.event_stream import EventStream
 from dflash_trt.runtime.server.generation import Generation
-from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.json_object import decode_object
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_body import BodyReader
 from dflash_trt.runtime.server.request_fields import TokenizeBody
-from dflash_trt.runtime.server.requests import GenerationRequest, parse_request
+from dflash_trt.runtime.server.requests import TOKENIZE, GenerationRequest, check_model, parse_request
 from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.responses import StructResponse
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
@@ -37,6 +38,8 @@ from dflash_trt.runtime.server.tracing import Tracing
 
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
+STALLED_SECONDS = 60.0
+"""Time of a step after which /health reports it; vLLM's VLLM_ENGINE_ITERATION_TIMEOUT_S has the same default."""
 
 
 class Endpoints:
@@ -49,6 +52,7 @@ class Endpoints:
         *,
         max_waiting: int,
         max_body_bytes: int,
+        max_answer_bytes: int,
         tracing: Tracing | None = None,
         target: str | None = None,
         draft: str | None = None,
@@ -56,6 +60,7 @@ class Endpoints:
         """`target` and `draft` are the names of the served models, where they are known."""
         check_room(backend)
         self.admission = Admission(backend.max_batch_size + max_waiting)
+        self.answers = Admission(max_answer_bytes, field="max_tokens", unit="MiB of answers", unit_size=2**20)
         self._backend = backend
         self._model = model
         self._target, self._draft = target, draft
@@ -63,7 +68,6 @@ class Endpoints:
         self._tracing = tracing
         self._created = int(time.time())
         self._metrics = ServerMetrics(model, backend)
-        self.grammars = GrammarProcesses(lambda: backend.grammars)
         self._tool_format = tool_format(backend.tokenizer)
         self._token_texts = TokenTexts(backend.tokenizer)
         self._tokenizers = TokenizerPool(backend.tokenizer, backend.max_length)
@@ -78,17 +82,26 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        model = Model(
+        return StructResponse(ModelList(data=[self._describe()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        check_model(request.path_params["model"], self._model)
+        return StructResponse(self._describe())
+
+    def _describe(self) -> Model:
+        return Model(
             id=self._model, created=self._created, root=self._target, draft_model=self._draft,
             max_model_len=self._backend.max_length, num_spec_tokens=self._backend.num_draft_tokens,
             unscaled_length=self._backend.unscaled_length,
         )  # fmt: skip
-        return StructResponse(ModelList(data=[model]))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200, or 503 when the decoder thread has ended or request after request fails."""
+        """GET /health: 200, or 503 when the decoder has ended, a step does not end or request after request fails."""
         if not self._backend.is_alive:
             return Response("decoder thread has ended", 503)
+        if (seconds := self._backend.step_seconds) > STALLED_SECONDS:
+            return Response(f"stalled: the current step has taken {seconds:.0f} s", 503)
         if (number := self._metrics.consecutive_failures) >= DEGRADED_FAILURES:
             return Response(f"degraded: the last {number} sequences failed: {self._metrics.last_failure}", 503)
         return Response(status_code=200)
@@ -105,30 +118,31 @@ class Endpoints:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
         client = _client(request)
         async with self.bodies.read(request, client) as encoded:
-            return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
+            return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded, client)))
 
-    async def _tokenize(self, encoded: bytes) -> Tokens:
-        body = decode_fields(decode_object(encoded), TokenizeBody, {})
+    async def _tokenize(self, encoded: bytes, client: str) -> Tokens:
+        body = decode_fields(decode_object(encoded), TokenizeBody, TOKENIZE)
+        check_model(body.model, self._model)
         is_text = body.messages is None  # to which a chat template adds them
         if body.add_special_tokens not in (None, is_text):
             expected = "true, as in a completion" if is_text else "false, as in a chat"
             raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
         if body.messages is not None:
-            ids = await self._tokenizers.encode_chat(read_messages(body.messages), num_bytes=len(encoded))
+            messages = read_messages(body.messages)
+            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded), client=client)
         elif body.prompt is not None:
-            ids = await self._tokenizers.encode(body.prompt)
+            ids = await self._tokenizers.encode(body.prompt, client=client)
         else:
             raise HttpError(400, "prompt: expected a text, or messages, found neither")
         return Tokens(len(ids), self._backend.max_length, ids)
 
     async def prepare(self) -> None:
-        """Starts what structured outputs need; if that fails, requests that need it report why."""
+        """Reads the vocabulary for structured outputs; if that fails, requests that need it report why."""
         with suppress(DFlashError):
-            await self.grammars.prepare()
+            await asyncio.to_thread(lambda: self._backend.grammars)
 
     def shut_down(self) -> None:
         """Ends all requests with 503."""
-        self.grammars.close()
         self._backend.close()
 
     async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
@@ -142,13 +156,15 @@ class Endpoints:
                 body = decode_object(encoded)
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.body.n * max(1, len(request.prompts)), client))
-                prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request, len(encoded)))
+                prompt_ids = await cancel_on_disconnect(
+                    http_request.receive, self._prompt_ids(request, len(encoded), client)
+                )
             if (grammar := request.params.structured_outputs) is not None:
-                compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
-                http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
+                await cancel_on_disconnect(http_request.receive, self._compile(grammar))
             generation = Generation(
-                self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, span
+                self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
+            admission.enter_context(self.answers.admit(generation.max_bytes, client))
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             headers = {}
             if request.ignored:
@@ -165,13 +181,18 @@ class Endpoints:
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()), headers)
 
-    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int) -> list[list[int]]:
+    async def _compile(self, grammar: Grammar) -> None:
+        """Compiles a grammar, which is then kept for the request; RequestError for one that cannot be enforced."""
+        grammars = await asyncio.to_thread(lambda: self._backend.grammars)
+        await asyncio.wrap_future(grammars.submit(grammar))
+
+    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int, client: str) -> list[list[int]]:
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
             messages, kwargs = request.messages, request.template_kwargs
-            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes)]
+            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
         return [
-            await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            await self._tokenizers.encode(prompt, client=client) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompts
         ]
 

@@ -19,6 +19,7 @@ from dflash_trt.errors import EngineError
 from dflash_trt.runtime.server import response_bodies
 from dflash_trt.runtime.server.answer_choice import Choice, has_content
 from dflash_trt.runtime.server.answer_logprobs import TokenTexts
+from dflash_trt.runtime.server.answer_memory import answer_bytes
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.merge_streams import merge_streams
 from dflash_trt.runtime.server.prometheus import ServerMetrics
@@ -43,11 +44,13 @@ class Generation:
         request: GenerationRequest,
         prompt_ids: list[list[int]],
         token_texts: TokenTexts,
+        client: str,
         span: RequestSpan | None = None,
     ) -> None:
         self.log_fields: dict[str, object] = {"prompt_tokens": sum(map(len, prompt_ids)), "output_tokens": 0}
         """Fields for the access log."""
         self._backend = backend
+        self._client = client
         self._model = model
         self._metrics = metrics
         self._request = request
@@ -64,6 +67,18 @@ class Generation:
             for index, (ids, _) in enumerate(self._sequences)
         ]
         self._last_emitted: list[float | None] = [None] * len(self._sequences)
+
+    @property
+    def max_bytes(self) -> int:
+        """Most memory that the answers may take; a request that is longer than the context is refused later."""
+        num_step_tokens = 2 * self._backend.num_draft_tokens + 1 if self._request.body.return_steps else 0
+        longest = self._backend.max_length
+        return sum(
+            answer_bytes(
+                len(ids), msgspec.structs.replace(params, max_tokens=min(params.max_tokens, longest)), num_step_tokens
+            )
+            for ids, params in self._sequences
+        )
 
     async def response(self) -> Document:
         """The answer to a request without `stream`."""
@@ -91,7 +106,10 @@ class Generation:
             yield self._document([], usage(self._num_prompt_tokens, self._choices), self._answer_metrics())
 
     async def _chunks(self, *, incremental: bool) -> AsyncGenerator[tuple[Choice, Chunk], None]:
-        streams = [self._backend.stream(ids, params, incremental=incremental) for ids, params in self._sequences]
+        streams = [
+            self._backend.stream(ids, params, incremental=incremental, client=self._client)
+            for ids, params in self._sequences
+        ]
         try:
             async with aclosing(merge_streams(streams)) as chunks:
                 async for index, chunk in chunks:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -13,9 +12,6 @@ from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.server.json_object import decode_object
 
-MAX_CHARACTERS = 2**16
-MAX_NESTING = {"json_schema": 64, "structural_tag": 64, "regex": 16, "grammar": 16}
-"""Levels of brackets; the time of a step may grow exponentially with them (xgrammar 0.2.8)."""
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -26,17 +22,6 @@ def read_grammar(fields: dict[str, Any]) -> Grammar | None:
         if grammar is not None:
             raise RequestError("structured_outputs: expected none together with response_format, found both")
         grammar = _structured_outputs(options)
-    return None if grammar is None else bounded(grammar)
-
-
-def bounded(grammar: Grammar) -> Grammar:
-    """Returns `grammar`; RequestError for one that takes too long to compile or to match."""
-    limit = MAX_NESTING[grammar.kind]
-    change = {"(": 1, ")": -1} if grammar.kind in ("regex", "grammar") else {"{": 1, "[": 1, "}": -1, "]": -1}
-    if (size := len(grammar.text)) > MAX_CHARACTERS:
-        raise RequestError(f"{grammar.field}: expected at most {MAX_CHARACTERS} characters, found {size}")
-    if max(accumulate(change.get(c, 0) for c in grammar.text), default=0) > limit:
-        raise RequestError(f"{grammar.field}: expected at most {limit} levels of brackets, found more")
     return grammar
 
 
@@ -96,7 +81,7 @@ def _json_object(value: object) -> Grammar:
 def _choice(value: object) -> Grammar:
     if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
         raise RequestError(f"structured_outputs: expected a list of texts to choose from, found {shown(value)}")
-    return Grammar(kind="grammar", text="root ::= " + " | ".join(map(_encoded, value)))
+    return Grammar(kind="choice", text=_encoded(value))
 
 
 def _structural_tag(value: object) -> Grammar:

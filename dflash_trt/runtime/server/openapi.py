@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,7 +12,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from dflash_trt import __version__
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS
 from dflash_trt.runtime.server.request_fields import ChatBody, CompletionBody, TokenizeBody
-from dflash_trt.runtime.server.response_bodies import ChatCompletion, Completion, Error, ModelList, Tokens, Version
+from dflash_trt.runtime.server.response_bodies import (
+    ChatCompletion,
+    Completion,
+    Error,
+    Model,
+    ModelList,
+    Tokens,
+    Version,
+)
 
 Json = dict[str, Any]
 
@@ -35,11 +44,13 @@ OPERATIONS = (
     Operation("POST", "/v1/completions", "completions", "Completes prompts.", Completion, CompletionBody, True),
     Operation("POST", "/v1/chat/completions", "chat_completions", "Answers a chat.", ChatCompletion, ChatBody, True),
     Operation("GET", "/v1/models", "models", "Names the model.", ModelList),
+    Operation("GET", "/v1/models/{model}", "model", "The model, if that is its name.", Model),
     Operation("POST", "/tokenize", "tokenize", "Token ids of a prompt or a chat.", Tokens, TokenizeBody),
     Operation("GET", "/health", "health", "503 while the decoder fails.", "text/plain"),
     Operation("GET", "/version", "version", "The version of dflash-trt.", Version),
     Operation("GET", "/metrics", "metrics", "Metrics for Prometheus, under vLLM's names.", CONTENT_TYPE_LATEST),
 )
+PATH_PARAMETER = re.compile(r"{(\w+)}")
 REFERENCE = "#/components/schemas/{name}"
 LARGEST = 1e300
 """Larger bounds, which only limit the type of a number, are left out."""
@@ -47,7 +58,18 @@ LARGEST = 1e300
 
 def document() -> Json:
     """The description of the API."""
-    structs = {CompletionBody, ChatBody, TokenizeBody, Completion, ChatCompletion, ModelList, Tokens, Version, Error}
+    structs = {
+        CompletionBody,
+        ChatBody,
+        TokenizeBody,
+        Completion,
+        ChatCompletion,
+        Model,
+        ModelList,
+        Tokens,
+        Version,
+        Error,
+    }
     _, schemas = msgspec.json.schema_components(sorted(structs, key=lambda each: each.__name__), ref_template=REFERENCE)
     for schema in schemas.values():
         for name, number in SAMPLER_FIELDS.items():
@@ -75,8 +97,10 @@ def _describe(operation: Operation) -> Json:
     content = {answer: {"schema": {"type": "string"}}} if isinstance(answer, str) else _json(answer)
     if operation.is_streamed:
         content["text/event-stream"] = {"schema": {"type": "string"}}
+    parameters = PATH_PARAMETER.findall(operation.path)
     described: Json = {
         "operationId": operation.handler,
+        "parameters": [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in parameters],
         "summary": operation.summary,
         "responses": {"200": {"description": "The answer", "content": content}},
     }

@@ -30,6 +30,8 @@ COMPLETIONS = NEUTRAL_VALUES | dict.fromkeys(IGNORED) | {
     "reasoning_effort": ANY, "chat_template_kwargs": ANY,
 }  # fmt: skip
 """Values of unsupported fields that change nothing in a completion."""
+TOKENIZE: dict[str, tuple[object, ...] | None] = {"add_generation_prompt": (True,), "return_token_strs": (False,)}
+"""Values of unsupported fields that change nothing in a request to /tokenize."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +75,7 @@ def parse_request(
     else:
         body = completion = decode_fields(fields, CompletionBody, COMPLETIONS)
         chat = None
-    if body.model not in (None, model):
-        raise HttpError(404, f"model: expected {model}, found {body.model!r}", code="model_not_found")
+    check_model(body.model, model)
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: expected a request with stream: true, found none")
     echo = completion is not None and completion.echo
@@ -111,6 +112,12 @@ def parse_request(
         template_kwargs={} if chat is None else _template_kwargs(chat),
         echo=echo,
     )
+
+
+def check_model(given: str | None, model: str) -> None:
+    """Raises HttpError 404 for another model than the served one; None is that one."""
+    if given not in (None, model):
+        raise HttpError(404, f"model: expected {model}, found {given!r}", code="model_not_found")
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from dflash_trt.api.backend import Backend, Chunk, DecoderMetrics, Prompt
@@ -16,17 +17,10 @@ MIN_LENGTH = 2
 
 
 class Grammars(Protocol):
-    """Compiled grammars over the target's vocabulary, kept for the requests that use them."""
+    """Compiles grammars over the target's vocabulary, and keeps the last ones."""
 
-    @property
-    def vocabulary(self) -> str:
-        """The vocabulary, serialised for the processes that compile grammars."""
-
-    def known(self, grammar: Grammar) -> Any:
-        """The compiled grammar if it is in use or was recently; else None."""
-
-    def add(self, grammar: Grammar, serialized: str) -> Any:
-        """Keeps a grammar compiled by another process."""
+    def submit(self, grammar: Grammar) -> Future[Any]:
+        """Compiles a grammar in the background; the future's RequestError says what cannot be enforced."""
 
 
 class ServedBackend(Backend, Protocol):
@@ -34,6 +28,11 @@ class ServedBackend(Backend, Protocol):
 
     Only the embedded runtime is one: TensorRT-LLM's executor has a server of its own.
     """
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer step by step; clients take turns."""
 
     def metrics(self) -> DecoderMetrics:
         """Current load, and totals since the start."""
@@ -55,12 +54,16 @@ class ServedBackend(Backend, Protocol):
         """Whether it takes requests: not after `close`, nor after a failure."""
 
     @property
+    def step_seconds(self) -> float:
+        """Seconds since the current step began; 0 while no request runs."""
+
+    @property
     def error(self) -> Exception | None:
         """The failure that ended it; None if it runs, or was closed."""
 
     @property
     def grammars(self) -> Grammars:
-        """Compiled grammars, with which a request starts at once; RequestError where the target cannot have any."""
+        """Compiler of grammars, with which a request starts at once; RequestError where there can be none."""
 
 
 class RoutedBackend(ServedBackend, Protocol):

@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.server.template_limits import limited_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,10 +24,17 @@ CHUNK_CHARACTERS = 2**16
 """Chunk in which a longer prompt is counted before it is tokenised whole."""
 SLACK_TOKENS = 16
 """Tokens that a chunk may add where its end cuts a word."""
+TEMPLATE_SECONDS = 5.0
+"""Time limit of a chat template."""
+TOKENIZER_SECONDS = 30.0
+"""Time limit for counting a long prompt's tokens, checked after each chunk."""
 
 
 class TokenizerPool:
-    """One thread for short prompts and one for long ones, because tokenizers are not thread-safe."""
+    """One thread for short prompts and one for long ones, because tokenizers are not thread-safe.
+
+    Clients take turns: each has at most one prompt at a time on these threads.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         """Refuses prompts of more than `max_length` tokens."""
@@ -32,6 +42,7 @@ class TokenizerPool:
         self._max_length = max_length
         self._short = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt long prompts")
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     @cached_property
     def max_characters(self) -> int:
@@ -42,9 +53,10 @@ class TokenizerPool:
     def _copy(self) -> PreTrainedTokenizerBase:
         return copy.deepcopy(self._tokenizer)
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, client: str = "") -> list[int]:
         """Token ids of a text as it is; RequestError where it is too long."""
-        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False))
+        async with self._turn(client):
+            return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False))
 
     async def encode_chat(
         self,
@@ -53,11 +65,25 @@ class TokenizerPool:
         template_kwargs: Mapping[str, Any] | None = None,
         *,
         num_bytes: int = 0,
+        client: str = "",
     ) -> list[int]:
         """Token ids of a conversation in the chat template; RequestError where it is too long, or the template fails.
 
         `num_bytes` is the size of everything that the template may read.
         """
+        async with self._turn(client):
+            return await self._encode_chat(messages, tools, template_kwargs, num_bytes)
+
+    def _turn(self, client: str) -> asyncio.Lock:
+        return self._turns.setdefault(client, asyncio.Lock())
+
+    async def _encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        template_kwargs: Mapping[str, Any] | None,
+        num_bytes: int,
+    ) -> list[int]:
         if len(messages) > self._max_length:
             raise RequestError(f"messages: expected at most {self._max_length}, found {len(messages)}")
         size = sum(len(str(message.get("content") or "")) for message in messages)
@@ -65,7 +91,8 @@ class TokenizerPool:
         pool, tokenizer = self._choose(num_bytes)
 
         def render() -> str:
-            return render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
+            with limited_template(TEMPLATE_SECONDS, self.max_characters):
+                return render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
 
         text = await asyncio.get_running_loop().run_in_executor(pool, render)
         return await self._run(
@@ -101,7 +128,7 @@ class TokenizerPool:
 
     def _check_tokens(self, tokenizer: PreTrainedTokenizerBase, text: str, cancelled: threading.Event) -> None:
         """Counts the tokens of a long text by chunks, and raises RequestError as soon as they are too many."""
-        num_tokens = 0
+        num_tokens, deadline = 0, time.monotonic() + TOKENIZER_SECONDS
         for begin in range(0, len(text) if len(text) > CHUNK_CHARACTERS else 0, CHUNK_CHARACTERS):
             if cancelled.is_set():
                 return
@@ -109,3 +136,5 @@ class TokenizerPool:
             num_tokens += len(tokenizer(chunk, add_special_tokens=False)["input_ids"]) - SLACK_TOKENS
             if num_tokens > self._max_length:
                 raise RequestError(f"prompt: expected at most {self._max_length} tokens, found more")
+            if time.monotonic() > deadline:
+                raise RequestError(f"prompt: the tokenizer takes more than {TOKENIZER_SECONDS:g} s")

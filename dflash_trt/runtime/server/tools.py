@@ -10,8 +10,8 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.grammars.structural_tags import PLACE
 from dflash_trt.runtime.server.channels import ChannelTokens
-from dflash_trt.runtime.server.grammar_fields import bounded
 from dflash_trt.runtime.server.hermes import BEGIN, END
 from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
 
@@ -78,9 +78,15 @@ def _name(definition: Json) -> str:
 def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
     """Grammar of an answer that calls at least one tool."""
     functions = [definition["function"] for definition in tools.definitions]
-    schemas = [{"type": "object", **(function.get("parameters") or {})} for function in functions]
-    arguments = [{"type": "json_schema", "json_schema": schema} for schema in schemas]
     names = [function["name"] for function in functions]
+    arguments = [
+        {
+            "type": "json_schema",
+            "json_schema": {"type": "object", **(function.get("parameters") or {})},
+            PLACE: f"parameters of {function['name']}",
+        }
+        for function in functions
+    ]
     if isinstance(form, ChannelTokens):
         calls = [_harmony_call(form, *call) for call in zip(names, arguments, strict=True)]
         whole: Json = {"type": "or", "elements": calls}
@@ -93,7 +99,7 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
         whole = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
         whole["stop_after_first"] = not tools.parallel
     tag = {"type": "structural_tag", "format": whole}
-    return bounded(Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools"))
+    return Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools")
 
 
 def _harmony_call(form: ChannelTokens, name: str, arguments: Json) -> Json:

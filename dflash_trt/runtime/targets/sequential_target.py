@@ -324,6 +324,14 @@ class SequentialTarget(HuggingFaceTarget):
         return 2 * (sizes[0] - CONVOLUTION_WIDTH * growth), growth
 
 
+class BorrowedTarget(SequentialTarget):
+    """A target whose model belongs to the caller."""
+
+    def close(self) -> None:
+        """Frees the caches and leaves the model as it was."""
+        self._caches.clear()
+
+
 def _num_bytes(layer: Any) -> int:
     """Bytes of a layer's tensors, and of its recurrent state, which is in dicts."""
     values = [v for value in vars(layer).values() for v in (value.values() if isinstance(value, dict) else (value,))]

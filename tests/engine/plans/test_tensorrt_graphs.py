@@ -170,6 +170,18 @@ def test_blocks_that_propose_from_the_anchor(markov: Any, tmp_path: Path) -> Non
     compile_all(tmp_path / "engine")
 
 
+@pytest.mark.parametrize("is_convolved", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_lilicorrs_context_rows_and_log_probabilities(is_convolved: bool, tmp_path: Path) -> None:
+    """The context graph's second output, and a head of the draft's own whose candidates have log probabilities."""
+    kind: Any = "convolved" if is_convolved else "plain"
+    sizes = DraftSizes(head_dim=64)
+    draft = write_random_draft(tmp_path / "draft", dialect="qwen3", lilicorr=kind, own_vocabulary=True, sizes=sizes)
+    build(draft, tmp_path / "engine")
+    assert "ReduceLogSumExp" in {node.op_type for node in load(tmp_path / "engine", "draft").graph.node}
+    assert [output.name for output in load(tmp_path / "engine", "context").graph.output] == ["kv", "context_hidden"]
+    compile_all(tmp_path / "engine")
+
+
 def test_windows_and_causality_reach_the_plugin_layer_by_layer(tmp_path: Path) -> None:
     """Sinks are its tenth input; the real creator takes each node."""
     draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft", {"layers": LAYERS})

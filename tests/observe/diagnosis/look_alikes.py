@@ -23,13 +23,15 @@ class LookAlike:
     def __init__(
         self, kind: str, rates: Sequence[float], *, model: str, long: Sequence[float] | None = None,
         again: Sequence[float] | None = None, publishes: bool = True, seed: int = 0,
-        refuses: Callable[[dict[str, object]], bool] = lambda _: False,
+        refuses: Callable[[dict[str, object]], bool] = lambda _: False, engines: int = 1, dead: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.kind, self.model, self.publishes, self.refuses = kind, model, publishes, refuses
         self._rates, self._long, self._again = rates, long or rates, again or rates
         self._random, self._seen = random.Random(seed), set[str]()
-        self._requests = self._passes = self._tokens = 0
-        self._positions = [0] * len(rates)
+        self._requests = 0
+        self._dead = dead
+        self._passes, self._tokens = [0] * engines, [0] * engines
+        self._positions = [[0] * len(rates) for _ in range(engines)]
 
     def answer(self, body: dict[str, object]) -> str:
         """The stream of one answer; texts depend on prompt and seed."""
@@ -38,15 +40,18 @@ class LookAlike:
         if len(prompt) > 1000:
             self._seen.add(prompt)
         tokens, emitted = int(str(body["max_tokens"])), 1
+        engine = self._requests % len(self._passes)
+        if engine in self._dead:
+            rates = [0.0] * len(rates)
         while emitted < tokens and rates:
             share = self._random.random()
             accepted = sum(share < rate for rate in rates)
-            self._passes += 1
+            self._passes[engine] += 1
             for position in range(accepted):
-                self._positions[position] += 1
+                self._positions[engine][position] += 1
             emitted += accepted + 1
         self._requests += 1
-        self._tokens += tokens if self.kind != "sglang" else max(emitted, tokens)
+        self._tokens[engine] += tokens if self.kind != "sglang" else max(emitted, tokens)
         text = f"{hash(prompt)} {body.get('seed')}"
         usage = {"prompt_tokens": len(prompt) // 3, "completion_tokens": tokens}
         choice = {"index": 0, "delta": {"content": text}, "finish_reason": "length"}
@@ -68,22 +73,29 @@ class LookAlike:
         return pages.get(path)
 
     def _metrics(self) -> str:
-        accepted, drafted, count = sum(self._positions), self._passes * len(self._positions), enumerate(self._positions)
+        passes, tokens = sum(self._passes), sum(self._tokens)
         if self.kind == "vllm":
-            name = "vllm:spec_decode_num"
-            lines = [f"{name}_drafts_total {self._passes}", f"{name}_draft_tokens_total {drafted}"]
-            lines += [f"{name}_accepted_tokens_total {accepted}", f"vllm:generation_tokens_total {self._tokens}"]
-            lines += [f'{name}_accepted_tokens_per_pos_total{{position="{i}"}} {n}' for i, n in count]
+            lines = [line for engine in range(len(self._passes)) for line in self._vllm(engine)]
         elif self.kind == "sglang":
-            lines = [f"sglang:generation_tokens_total {self._tokens}", f"sglang:num_requests_total {self._requests}"]
-            lines += [f"sglang:spec_verify_calls_total {self._passes}"]
+            lines = [f"sglang:generation_tokens_total {tokens}", f"sglang:num_requests_total {self._requests}"]
+            lines += [f"sglang:spec_verify_calls_total {passes}"]
         else:
-            lines = [f"trtllm_generation_tokens_total {self._tokens}"]
-            for i, n in count:
+            lines = [f"trtllm_generation_tokens_total {tokens}"]
+            for i, n in enumerate(map(sum, zip(*self._positions, strict=True))):
                 position = f'_tokens_total{{token_position="{i}"}}'
-                lines += [f"trtllm_spec_decode_drafted{position} {self._passes}"]
+                lines += [f"trtllm_spec_decode_drafted{position} {passes}"]
                 lines += [f"trtllm_spec_decode_accepted{position} {n}"]
         return "\n".join(lines) + "\n"
+
+    def _vllm(self, engine: int) -> list[str]:
+        name, label, positions = "vllm:spec_decode_num", f'engine="{engine}"', self._positions[engine]
+        lines = [f"{name}_drafts_total{{{label}}} {self._passes[engine]}"]
+        lines += [f"{name}_draft_tokens_total{{{label}}} {self._passes[engine] * len(positions)}"]
+        lines += [f"{name}_accepted_tokens_total{{{label}}} {sum(positions)}"]
+        lines += [f"vllm:generation_tokens_total{{{label}}} {self._tokens[engine]}"]
+        return lines + [
+            f'{name}_accepted_tokens_per_pos_total{{{label},position="{i}"}} {n}' for i, n in enumerate(positions)
+        ]
 
 
 def running(server: LookAlike) -> AbstractContextManager[str]:

@@ -22,6 +22,7 @@ from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.diagnosis.diagnosis_tables import conclusion
 from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance, no_drafts, not_judged, not_seen
 from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
+from dflash_trt.observe.diagnosis.judge_parts import rejected_requests
 from dflash_trt.observe.diagnosis.judge_sampling import lossless, temperature
 from dflash_trt.observe.diagnosis.judge_use import drafting_notes, slow_drafts
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
@@ -128,8 +129,9 @@ EMPTY = ProbeGroup(name="none", is_left_out=True, why_not="left out")
 RATES = [100.0, 110.0, 105.0, 100.0, 105.0]
 
 
-def speeds(drafted: float) -> list[Speed]:
-    measured = {None: [drafted * rate for rate in RATES], 0: RATES, 3: [drafted * rate for rate in RATES]}
+def speeds(drafted: float, served: float | None = None) -> list[Speed]:
+    """With drafts of three tokens and with the server's own length, over plain decoding."""
+    measured = {None: [(served or drafted) * rate for rate in RATES], 0: RATES, 3: [drafted * rate for rate in RATES]}
     return [
         Speed(concurrency=count, draft_length=length, tokens_per_second=rates)
         for count in (1, 16)
@@ -180,7 +182,7 @@ UNPUBLISHED = ProbeGroup(
     ("changed", "wrong", "missing"),
     [
         ({}, [], []),
-        ({"served": IDLE, "speeds": speeds(0.9)}, [], []),  # plain decoding is faster: the policy is right
+        ({"served": IDLE, "speeds": speeds(0.9, served=1.0)}, [], []),  # plain decoding is faster: the policy is right
         ({"long": IDLE}, ["no drafts at long contexts"], []),
         ({"speeds": speeds(0.5)}, ["slower than plain decoding"] * 2, []),
         ({"speeds": [], "speeds_missing": OUT_OF_TIME}, [], ["acceptance not judged", "speed not measured"]),
@@ -317,6 +319,7 @@ def test_every_cause_is_named_by_some_fault() -> None:
         *long_contexts(kind, short, group("long", 0.02, count=8), None),
         *repeated_prefixes(kind, short, group("again", 0.3)),
         *temperature(kind, short, short), *lossless(kind, short, group("plain", text="other")),
+        *rejected_requests(kind, ProbeGroup(name="s", samples=[sample("p", (0.0,)), *short.samples])),
         *slow_drafts(kind, speeds(0.5)), *prefix_hits(kind, short, 0),
         *drafting_notes(kind, short, group("one", 0.05), group("two", 0.2), (short, group("off", 0.1))),
     ]  # fmt: skip

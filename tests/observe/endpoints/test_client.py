@@ -63,7 +63,7 @@ def test_vllm_counts_by_difference() -> None:
     assert "without drafts" in found.how
     found = measured("somebody", {"/metrics": vllm(0, 0, 0, (0,), 0)}, {"/metrics": vllm(2, 2, 1, (1,), 3)})
     assert found.tau_of_drafting_passes == 1.5
-    with pytest.raises(EndpointError, match="found 1 after 10"):
+    with pytest.raises(EndpointError, match="fell from 10 to 1"):
         measured("vllm", {"/metrics": vllm(10, 0, 0, (), 0)}, {"/metrics": vllm(1, 0, 0, (), 0)})
 
 
@@ -130,6 +130,21 @@ def test_tensorrt_llm_counts_by_position_and_by_iteration() -> None:
     found = measured("tensorrt_llm", {"/metrics": handed_out([], [], rows)}, {})
     assert (found.source, found.tau_of_drafting_passes, found.counts) == ("gauges", 4.0, None)
     assert "without 3 iterations" in found.how
+
+
+def test_a_restart_with_fewer_positions_is_no_traceback() -> None:
+    for after in (trtllm((8,), (4,), 100), trtllm((8, 8, 8), (4, 2, 0), 100)):
+        with pytest.raises(EndpointError) as error:
+            measured(
+                "tensorrt_llm",
+                {"/prometheus/metrics": trtllm((9, 9, 9), (8, 7, 6), 100)},
+                {"/prometheus/metrics": after},
+            )
+        assert error.value.hint == "the server was restarted in between: measure again"
+
+
+def test_a_page_that_is_not_there_is_a_404() -> None:
+    assert "GET /metrics is a 404" in measured("vllm", {}, {}).how
 
 
 def iteration(drafted: int, accepted: int, requests: int, **more: object) -> dict[str, object]:

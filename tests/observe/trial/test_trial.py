@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dflash_trt.api.paired_speed import Pair, Timing
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
@@ -92,29 +94,46 @@ def diagnosis(*findings: EndpointFinding) -> Diagnosis:
     )  # fmt: skip
 
 
-def answers(seconds: float, text: str = "a") -> ProbeGroup:
-    samples = [
-        ProbeAnswer(prompt=name, text=text, output_tokens=10, seconds=seconds, tau_of_drafting_passes=2.0)
-        for name in ("one", "two")
-    ]
-    return ProbeGroup(name="comparison", samples=samples)
+def comparison(
+    ratio: float,
+    *findings: EndpointFinding,
+    texts: str = "a",
+    is_in_turns: bool = True,
+    cpu_seconds: float | None = None,
+) -> Comparison:
+    """Eight pairs of equal speed-up, 16 times; the last answers of DFlash have `texts`."""
+
+    def answer(text: str, seconds: float) -> ProbeAnswer:
+        return ProbeAnswer(prompt="one", text=text, output_tokens=10, seconds=seconds, tau_of_drafting_passes=3.0)
+
+    pair = Pair(Timing(10, 1.0, cpu_seconds), Timing(10, 1 / ratio, cpu_seconds))
+    dflash = [answer("a", 1 / ratio)] * 15 + [answer(texts, 1 / ratio)]
+    return Comparison(
+        pairs=[pair] * 16, plain=ProbeGroup(name="comparison", samples=[answer("a", 1.0)] * 16),
+        dflash=ProbeGroup(name="comparison", samples=dflash), is_in_turns=is_in_turns, diagnosis=diagnosis(*findings),
+    )  # fmt: skip
 
 
 def test_verdicts() -> None:
-    faster = Comparison(plain=answers(1.0), dflash=answers(0.5), diagnosis=diagnosis())
-    assert verdict(faster, "m") == (
-        "m works and is faster: 2.00x the speed of plain decoding, 2 questions one at a time; tau of drafting passes"
-        " 2.00; 2 of 2 answers equal; doctor finds nothing wrong"
+    assert verdict(comparison(2.0), "m") == (
+        "m: faster: 2.00x to 2.00x the speed of plain decoding (95 % interval, 16 pairs); acceptance length 3.00"
+        " (tau of drafting passes); 16 of 16 answers equal; doctor finds nothing wrong"
     )
-    plain, dflash = picture(faster).splitlines()
+    plain, dflash = picture(comparison(2.0, cpu_seconds=0.25)).splitlines()
     assert (plain.count("█"), dflash.count("█")) == (20, 40)
-    assert plain.endswith("10 tokens/s")
-    slower = Comparison(plain=answers(1.0), dflash=answers(2.0, "b"), diagnosis=diagnosis())
-    assert slower.outcome == "works, but is not faster"
-    assert slower.num_equal == 0
+    assert plain.endswith("10 tokens/s (16.0 s, 4.0 s of CPU)")
+    assert verdict(comparison(0.5, texts="b"), "m").startswith("m: slower: 0.50x to 0.50x the speed of plain decoding")
+    assert "15 of 16 answers equal" in verdict(comparison(0.5, texts="b"), "m")
     finding = EndpointFinding(name="acceptance is low", figure="", causes=[])
-    wrong = Comparison(plain=answers(1.0), dflash=answers(0.5), diagnosis=diagnosis(finding))
-    assert verdict(wrong, "m").endswith("; doctor finds acceptance is low")
+    assert verdict(comparison(2.0, finding), "m").endswith("; doctor finds acceptance is low")
+    assert "one server after the other" in verdict(comparison(2.0, is_in_turns=False), "m")
+
+
+def test_no_speed_above_the_acceptance_length() -> None:
+    found = comparison(3.03)
+    assert "this machine is too busy to tell" in verdict(found, "m")
+    assert "faster" not in verdict(found, "m")
+    assert picture(found) == ""
 
 
 @pytest.mark.usefixtures("bare_path")
@@ -154,8 +173,8 @@ def test_a_server_is_awaited_at_its_health() -> None:
         assert seconds < PATIENCE
 
     port = free_port()
-    with LocalServer(words=[sys.executable, "-c", HEALTHY, str(port)], port=port).running(waiting) as url:
-        assert url == f"http://127.0.0.1:{port}"
+    with LocalServer(words=[sys.executable, "-c", HEALTHY, str(port)], port=port).running(waiting) as server:
+        assert server.url == f"http://127.0.0.1:{port}"
 
 
 def test_a_draft_that_has_to_be_made_first(bare_path: Path) -> None:
@@ -178,11 +197,11 @@ def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     document = json.loads(done.stdout)
     assert finds_what_it_should(done), done.stderr
     assert document["schema"] == "dflash-trt/try/1"
-    assert document["verdict"].startswith("works")
-    assert len(document["plain"]["samples"]) == len(document["dflash"]["samples"]) == 8
+    assert document["verdict"] in ("faster", "slower", "as fast", "not known")
+    assert len(document["plain"]["samples"]) == len(document["dflash"]["samples"]) == len(document["pairs"])
     assert document["plain"]["samples"][0]["text"] == document["dflash"]["samples"][0]["text"]
     assert all(sample["tau_of_drafting_passes"] > 1 for sample in document["dflash"]["samples"])
-    assert "the server with DFlash is stopped" in done.stderr
+    assert "the plain server is stopped" in done.stderr
     assert len(marked(mark)) <= 1  # this process
 
 
@@ -193,8 +212,12 @@ def test_a_deployment_in_an_installed_runtime(runtime: str, name: str, bare_path
     program(bare_path, name, STAND_IN.format(python=sys.executable, target=target, engine=engine))
     done = run("try", deployment_file(), "--runtime", runtime)
     assert finds_what_it_should(done), done.stderr
-    assert done.stdout.splitlines()[-1].startswith("pair.yaml works")
-    assert "8 of 8 answers equal" in done.stdout
+    line = done.stdout.splitlines()[-1]
+    assert line.startswith("pair.yaml: ")
+    assert "one server after the other" in line
+    equal = re.search(r"(\d+) of (\d+) answers equal", line)
+    assert equal is not None
+    assert equal[1] == equal[2]
 
 
 @pytest.mark.full

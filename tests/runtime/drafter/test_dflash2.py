@@ -9,24 +9,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.engine.candidate_lattice import CandidateLattice
-from dflash_trt.engine.proposals import Draw, Proposals
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.engine.proposals import Draw
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config
-from tests.decoding import Tables, hidden_of
+from tests.decoding import Tables
 from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.oracle.deepspec_dspark import ANCHOR, SIZES
@@ -44,6 +39,7 @@ from tests.oracle.zlab_dflash2 import (
     verify_steps,
 )
 from tests.paths import FIXTURES, REPOSITORY
+from tests.runtime.drafter.walks import opened, walked
 
 
 def dspark(case: DSparkCase, draft: Path, work: Path, *, rows: int = 1, draws: tuple[Draw | None, ...] = ()) -> Arrays:
@@ -66,18 +62,6 @@ def dspark(case: DSparkCase, draft: Path, work: Path, *, rows: int = 1, draws: t
         "scores": scores.numpy(),
         "survival": np.array(proposed.survival or ()),
     }
-
-
-def walked(
-    drafter: Drafter, slots: Sequence[int], anchors: list[int], num_tokens: int, target: Tables,
-    draws: Sequence[Draw | None] = (),
-) -> tuple[torch.Tensor, Proposals, CandidateLattice | None]:  # fmt: skip
-    """Hidden states of all blocks, proposals of the first, and the lattice that they are a path through."""
-    hidden = hidden_of(drafter, slots, drafter.embedding.blocks(torch.tensor(anchors), target.embed).clone())
-    drafter.borrow(target)
-    with patch.object(CandidateLattice, "walk", autospec=True, side_effect=CandidateLattice.walk) as walk:
-        proposed = drafter.propose(slots, anchors, num_tokens, draws or [None] * len(anchors))[0]
-    return hidden, proposed, walk.call_args.args[0] if walk.called else None
 
 
 def replace_vocabulary(case: DSparkCase, directory: Path) -> Path:
@@ -127,16 +111,6 @@ def golden(case: Case | DSparkCase, keys: Sequence[str] = DFLASH2_KEYS) -> Array
 def golden_steps(block_size: int) -> list[list[int]]:
     steps: list[list[int]] = json.loads((GOLDEN / "dflash2" / "steps.json").read_text())[str(block_size)]
     return steps
-
-
-def opened(draft: Path, work: Path, taps: torch.Tensor, num_context: int, rows: int) -> tuple[Drafter, list[int]]:
-    """Our drafter with the context injected, with more `rows` next to other contexts, and the slots of all."""
-    drafter = open_drafter(work, build(draft, work), num_slots=rows)
-    slots, lengths = list(range(rows)), [num_context, *(3 * row for row in range(1, rows))]
-    for slot in slots:
-        drafter.reserve(slot, [2 * slot, 2 * slot + 1], 0)
-    drafter.inject(slots, lengths, torch.cat([taps, *(torch.randn(n, taps.shape[1]) for n in lengths[1:])]))
-    return drafter, slots
 
 
 def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:

@@ -285,7 +285,7 @@ def test_context_of_a_slot(drafter: Drafter) -> None:
     spec = drafter.spec
     taps = torch.randn(5, spec.target_hidden_size)
     drafter.inject([1, 0], [3, 2], taps)
-    k, v = drafter.executor.context(taps[:3], torch.arange(3)).unbind(1)
+    k, v = drafter.executor.context(taps[:3], torch.arange(3))["kv"].unbind(1)
     found = drafter.cache.rows(1)
     assert torch.equal(found[0], k.transpose(0, 1))
     assert torch.equal(found[1], v.transpose(0, 1))

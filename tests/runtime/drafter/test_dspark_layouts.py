@@ -21,7 +21,7 @@ from tests.checkpoint.samples import edit_config, edit_tensors
 from tests.decoding import Tables
 from tests.reference.dflash_float64 import AttentionRule, ReferenceDrafter
 from tests.reference.synthetic import DraftSizes, write_random_draft
-from tests.runtime.drafter.test_dflash2 import opened, walked
+from tests.runtime.drafter.walks import opened, walked
 
 SIZES = DraftSizes()
 ANCHOR, NUM_CONTEXT, ROWS = 5, 20, 40

@@ -139,7 +139,7 @@ def test_dynamo_takes_every_argument() -> None:
     for name in NAMES:
         for runtime in ("dynamo-trtllm", "dynamo-vllm", "dynamo-sglang"):
             written = run("serve-config", name, "--runtime", runtime, "--image", "registry/image:1")
-            if "which cannot serve this deployment" not in written.stderr:
+            if " cannot be served by " not in written.stderr:
                 *_, graph = yaml.safe_load_all(written.stdout)
                 pods = [component["podTemplate"]["spec"] for component in graph["spec"]["components"]]
                 asked.append([runtime, *(pod["containers"][0]["args"] for pod in pods)])

@@ -139,8 +139,8 @@ class SlotPoolMachine(RuleBasedStateMachine):
         return len(self.held) < self.num_slots and num_tokens <= self.num_free * TOKENS_PER_PAGE
 
     @rule(num_tokens=TOKENS)
-    def can_allocate(self, num_tokens: int) -> None:
-        assert self.pool.can_allocate(num_tokens) is self._fits(num_tokens)
+    def has_room(self, num_tokens: int) -> None:
+        assert self.pool.has_room(num_tokens) is self._fits(num_tokens)
 
     @rule(num_tokens=TOKENS)
     def allocate(self, num_tokens: int) -> None:
@@ -210,7 +210,8 @@ class SharedPagesMachine(RuleBasedStateMachine):
         end = cached + P
         ahead = [slot for slot, other in self.prompts.items() if other[:end] == prompt[:end]]
         waits = end < len(prompt) and ahead and all(len(self.running[slot][1]) < end for slot in ahead)
-        assert self.pool.can_allocate(num_tokens, prompt) is bool(has_room and not waits)
+        assert self.pool.has_room(num_tokens) is has_room
+        assert self.pool.is_computing(prompt) is bool(waits)
         if not has_room:
             return
         slot, taken, num_cached = self.pool.allocate(num_tokens, prompt)
@@ -255,13 +256,13 @@ def test_a_prompt_waits_for_a_page_that_is_being_computed() -> None:
     """A page that differs is not waited for, nor one whose request has left."""
     pool, prompt = SlotPool(4, 40 * P, prefix_caching=True), [*range(3 * P)]
     first = pool.allocate(4 * P, prompt).slot
-    assert not pool.can_allocate(4 * P, prompt)
-    assert pool.can_allocate(4 * P, [7, *prompt])
+    assert pool.is_computing(prompt)
+    assert not pool.is_computing([7, *prompt])
     pool.append(first, prompt[: P + 1])
-    assert not pool.can_allocate(4 * P, prompt), "its second page is being computed"
-    assert pool.can_allocate(4 * P, prompt[: 2 * P]), "its last page is its own"
+    assert pool.is_computing(prompt), "its second page is being computed"
+    assert not pool.is_computing(prompt[: 2 * P]), "its last page is its own"
     pool.free(first)
-    assert pool.can_allocate(4 * P, prompt)
+    assert not pool.is_computing(prompt)
     assert pool.allocate(4 * P, prompt).num_cached_tokens == P
 
 

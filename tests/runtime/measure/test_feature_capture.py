@@ -365,6 +365,14 @@ def test_refused_files(
     assert words in refusal(lambda: read_all(file))
 
 
+@pytest.mark.parametrize("length", [0, -1, 2**40])
+def test_a_prompt_of_another_length(length: int, features: dict[str, Path], tmp_path: Path) -> None:
+    change = put("prompt_length.0", lambda x: torch.full_like(x, length))
+    file = edit(features["tiny-qwen3"], tmp_path / "f.safetensors", change)
+    with open_features(file, read_draft(FIXTURES / "tiny-qwen3-dflash").spec) as opened:
+        assert "prompt_length.0: expected" in refusal(lambda: opened.prompt(0))
+
+
 def test_files_that_are_no_features(features: dict[str, Path], tmp_path: Path) -> None:
     def refused(content: bytes | None) -> str:
         file = tmp_path / "f.safetensors"

@@ -151,7 +151,10 @@ class Live:
 
     def await_idle(self) -> None:
         """Waits until every slot, every cached token and every admission is given back."""
-        until(lambda: not (self.endpoints.admission.active or self.llm.metrics().running or self.llm.metrics().waiting))
+        held = (self.endpoints.admission, self.endpoints.answers)
+        until(
+            lambda: not (any(each.active for each in held) or self.llm.metrics().running or self.llm.metrics().waiting)
+        )
         backend, metrics = self.llm.backend, self.llm.metrics()
         assert (metrics.free_slots, metrics.free_cache_tokens) == (backend.max_batch_size, backend.num_cache_tokens)
 
@@ -164,13 +167,15 @@ def serving(
     origins: tuple[str, ...] = (),
     max_waiting: int = 256,
     max_bytes: int = 2**20,
+    max_answer_bytes: int = 2**30,
     hosts: tuple[str, ...] | None = (),
     connection_limit: int = 1000,
     tracing: Tracing | None = None,
 ) -> Iterator[Live]:
     """A server as `dflash-trt serve` starts it, on a thread."""
     endpoints = Endpoints(
-        llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing,
+        llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes,
+        max_answer_bytes=max_answer_bytes, tracing=tracing,
         target="openai/tiny-gpt-oss", draft="z-lab/tiny-gpt-oss-DFlash",
     )  # fmt: skip
     listening = bind("127.0.0.1", 0)

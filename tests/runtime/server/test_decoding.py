@@ -15,7 +15,7 @@ class Pair(msgspec.Struct, forbid_unknown_fields=True):
     left: int
 
 
-class Body(msgspec.Struct):
+class Body(msgspec.Struct, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     pair: Pair | None = None
     pairs: list[Pair] = []
@@ -30,6 +30,13 @@ class Body(msgspec.Struct):
         ({"pair": {}}, "pair.left: expected a value, found none"),
         ({"pairs": [{"left": 1}, {}]}, "pairs[1].left: expected a value, found none"),
         ({"pairs": [{"left": 1, "x": 1}]}, "pairs[0].x: unknown field"),
+        ({"pair": {"lefd": 1}}, "pair.lefd: unknown field; did you mean left?"),
+        (
+            {"stream_options": {"include_usages": True}},
+            "stream_options.include_usages: unknown field; did you mean include_usage?",
+        ),
+        ({"text": ["a"]}, "text: unknown field; did you mean texts?"),
+        ({"x": 1}, "x: unknown field"),
         ({"texts": []}, "texts: expected at least 1 item, found 0"),
     ],
 )

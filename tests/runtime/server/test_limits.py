@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -121,6 +122,18 @@ def test_the_queue_is_limited(llm: LLM) -> None:
         for thread in held:
             thread.join(PATIENCE)
         assert live.post(prompt="x", max_tokens=1).status_code == 200
+
+
+def test_clients_take_turns(live: Live) -> None:
+    """Another client's request ends before one of eight that came earlier, twice as many as there are slots."""
+    held = [threading.Thread(target=live.post, kwargs=LONG | {"max_tokens": 300, "n": 8, "stream": False})]
+    held[0].start()
+    await_running(live, 4)
+    with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=PATIENCE) as other:
+        answer = other.post(f"{live.url}/v1/completions", json={"prompt": "x", "max_tokens": 8})
+        assert answer.status_code == 200
+    assert live.endpoints.admission.active == 8
+    held[0].join(PATIENCE)
 
 
 def test_bodies_are_limited(live: Live) -> None:

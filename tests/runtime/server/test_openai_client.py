@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
 from dflash_trt.api.acceptance import Step
@@ -387,6 +388,10 @@ def test_acceptance_of_a_request(live: Live) -> None:
 def test_the_other_paths(live: Live) -> None:
     (model,) = live.openai().models.list().data
     assert model.id == MODEL
+    assert live.openai().models.retrieve(MODEL) == model
+    for name in ("other", "a/b", f"{MODEL}/"):
+        with pytest.raises(openai.NotFoundError, match=f"model: expected {MODEL}, found "):
+            live.openai().models.retrieve(name)
     assert live.http.get("/health").status_code == 200
     assert live.http.get("/version").json()["version"]
     messages = [{"role": "user", "content": "x"}]

@@ -27,7 +27,8 @@ from uvicorn.server import ServerState
 
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server import event_stream
+from dflash_trt.runtime.decoder import Decoder
+from dflash_trt.runtime.server import endpoints, event_stream, tokenizing
 from dflash_trt.runtime.server.connections import acceptor, protocol, server
 from dflash_trt.runtime.server.connections.sockets import max_connections
 from dflash_trt.runtime.server.endpoints import DEGRADED_FAILURES
@@ -74,6 +75,40 @@ def test_a_long_prompt_is_tokenised_up_to_the_limit(live: Live) -> None:
     assert tokenizer.num_characters <= 4 * CHUNK_CHARACTERS
     text = "def f(x): return x + 1\n" * (CHUNK_CHARACTERS // 20)
     assert asyncio.run(pool.encode(text)) == live.llm.backend.encode(text)
+
+
+@bounded
+async def test_clients_take_turns_at_tokenising(live: Live) -> None:
+    """At most one of ten prompts of one client is tokenised before another client's."""
+    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
+    pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert may_go_on.wait(PATIENCE)
+
+    tokenizer.on_call = wait
+    many = [asyncio.create_task(pool.encode("x", client="many")) for _ in range(10)]
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    few = asyncio.create_task(pool.encode("y", client="few"))
+    await asyncio.sleep(0)
+    ended: list[asyncio.Task[list[int]]] = []
+    for task in (*many, few):
+        task.add_done_callback(ended.append)
+    may_go_on.set()
+    await asyncio.gather(*many, few)
+    assert ended.index(few) == 1
+
+
+def test_the_tokenizers_time_is_limited(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizing, "TOKENIZER_SECONDS", 0.0)
+    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
+    pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="prompt: the tokenizer takes more than 0 s"):
+        asyncio.run(pool.encode("x " * 2 * CHUNK_CHARACTERS))
+    assert tokenizer.num_characters == CHUNK_CHARACTERS, "one chunk"
 
 
 @bounded
@@ -360,6 +395,30 @@ def test_the_host_is_checked(llm: LLM, live: Live) -> None:
             assert named.http.get("/v1/models", headers={"host": host}).status_code == status, host
     with serving(llm, hosts=None) as public:
         assert public.http.get("/v1/models", headers={"host": "a.example"}).status_code == 200
+
+
+def test_a_step_that_does_not_end_degrades_health(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped rank looks like this; an idle server is healthy, however long it waits."""
+    monkeypatch.setattr(endpoints, "STALLED_SECONDS", 0.0)
+    live.await_idle()
+    until(lambda: live.llm.backend.step_seconds == 0)
+    assert live.http.get("/health").status_code == 200
+    step, begun, may_go_on = Decoder.step, threading.Event(), threading.Event()
+
+    def stop(decoder: Decoder) -> None:
+        begun.set()
+        assert may_go_on.wait(PATIENCE)
+        step(decoder)
+
+    monkeypatch.setattr(Decoder, "step", stop)
+    request = threading.Thread(target=live.post, kwargs={"prompt": "x", "max_tokens": 4})
+    request.start()
+    assert begun.wait(PATIENCE)
+    response = live.http.get("/health")
+    assert (response.status_code, response.text) == (503, "stalled: the current step has taken 0 s")
+    may_go_on.set()
+    request.join(PATIENCE)
+    until(lambda: live.http.get("/health").status_code == 200)
 
 
 def test_failures_in_a_row_degrade_health(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

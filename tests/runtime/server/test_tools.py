@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.logits_processors import GrammarCompiler
+from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.server.channels import Channels, ChannelTokens
 from dflash_trt.runtime.server.hermes import HermesParser
 from dflash_trt.runtime.server.messages import read_messages
@@ -299,14 +299,17 @@ def test_a_demanded_call_in_harmony() -> None:
     (end,) = tokenizer.convert_tokens_to_ids(["<|call|>"])
     guided = GrammarCompiler(tokenizer, len(tokenizer), {end}).processor(call_grammar(tools, form))
     text = '<|channel|>commentary to=functions.get_time json<|message|>{"zone": "utc", "precise": true}<|call|>'
-    guided.advance(tokenizer(text)["input_ids"])
-    assert guided._matcher.is_terminated()
-    spelled = [token for part in ("<|", "channel|>") for token in tokenizer(part)["input_ids"]]
-    guided = GrammarCompiler(tokenizer, len(tokenizer), {end}).processor(call_grammar(tools, form))
-    guided.advance(spelled)
+    *called, last = tokenizer(text)["input_ids"]
+    assert last == end
+    guided.advance(called)
     logits = np.zeros((1, len(tokenizer)), dtype=np.float32)
     guided.process(logits, [])
-    assert not np.isfinite(logits).any()
+    assert np.flatnonzero(np.isfinite(logits[0])).tolist() == [end]
+    spelled = [token for part in ("<|", "channel|>") for token in tokenizer(part)["input_ids"]]
+    guided = GrammarCompiler(tokenizer, len(tokenizer), {end}).processor(call_grammar(tools, form))
+    logits = np.zeros((len(spelled) + 1, len(tokenizer)), dtype=np.float32)
+    guided.process(logits, spelled)
+    assert not np.isfinite(logits[0, spelled[0]])
 
 
 @pytest.mark.parametrize(
@@ -324,7 +327,7 @@ def test_a_demanded_call_in_harmony() -> None:
      ({"chat_template_kwargs": {"messages": "x"}}, "400"), ({"chat_template_kwargs": {"tools": []}}, "found tools"),
      ({"chat_template_kwargs": []}, "chat_template_kwargs: expected an object"),
      ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"anyOf": 5}}}],
-       "tool_choice": "required"}, "tools: expected a structural_tag that compiles"),
+       "tool_choice": "required"}, "tools: parameters of a: /anyOf is no schema, but 5"),
      ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "of an object")],
     ids=str,
 )  # fmt: skip

@@ -19,6 +19,9 @@ kubectl wait --for condition=complete --timeout 2h job/<name>-weights
 # Several nodes read it at once: its access mode is ReadWriteMany, or ReadOnlyMany once filled.
 <mounted>
 
+## Build the TensorRT plans, with the image and on the GPU model that will run them
+<plans>
+
 ## Apply
 kubectl apply -f <file>
 

@@ -1,13 +1,18 @@
 ## Get the weights
 <weights>
 
-## Start the server in a container (<image>)
+## Build the image <image>
 <build>
-docker run --detach --rm --name dflash --gpus all --ipc host --ulimit memlock=-1 --ulimit stack=67108864 --publish 127.0.0.1:<port>:<port> --workdir /work --env HF_TOKEN \
-  --volume "$PWD:/work" --volume "$HOME/.cache/huggingface:/root/.cache/huggingface"<volume> \
+
+## Build the TensorRT plans, with the TensorRT and on the GPU model that will run them
+<plans>
+
+## Start the server in a container (<image>)
+docker run --detach --rm --name dflash --gpus all --ipc host --ulimit memlock=-1 --ulimit stack=67108864 --publish 127.0.0.1:<port>:<port> \
+  --volume "$PWD:$PWD" --workdir "$PWD"<volumes> \
+  --volume "${HF_HOME:-$HOME/.cache/huggingface}:/hub" --env HF_HOME=/hub --env HF_TOKEN \
   --entrypoint <program> <image> <arguments>
-<build_remark>
-# Or, where <package> is installed: <start> &
+# Or, with <package> installed here: <start> &
 
 <ask>
 

@@ -2,6 +2,9 @@
 export HF_HOME=<models>
 <weights>
 
+## Build the TensorRT plans, with the image and on the GPU model that will run them
+<plans>
+
 ## Submit
 job=$(sbatch --parsable <file>)
 until squeue --job "$job" --noheader --format %T | grep -q RUNNING; do sleep 5; done

@@ -16,9 +16,11 @@ def title_of(method: str) -> str:
 
 
 def factor_text(factor: Speedup | None) -> str:
-    """3.1x (2.9-3.3), or a dash."""
+    """3.1x (2.9-3.3), a dash, or that the figure cannot be."""
     if factor is None:
         return NONE
+    if not factor.is_possible:
+        return "too busy to tell"
     spread = "" if factor.interval is None else f" ({factor.interval[0]:.2f}-{factor.interval[1]:.2f})"
     return f"{factor.value:.2f}x{spread}"
 

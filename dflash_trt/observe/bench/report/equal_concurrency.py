@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from dflash_trt.observe.bench.report.intervals import Speedup, point_rates, speedups
-from dflash_trt.observe.bench.report.workloads import Workload
+from dflash_trt.observe.bench.report.workloads import BASELINE, Workload
 
 
 class MethodFigures(msgspec.Struct, frozen=True):
@@ -44,10 +44,11 @@ def _figures(workload: Workload, concurrency: int, seed: int) -> dict[str, Metho
         / workload.gpus_of(series)
         for series, point in found
     }
-    ratios = speedups(workload.reference, rates, samples)
+    taus = {series.name: point.acceptance.tau_of_drafting_passes for series, point in found}
+    ratios = speedups(workload.reference, rates, samples, taus if workload.reference == BASELINE else None)
     return {
         series.name: MethodFigures(
-            rates[series.name], ratios.get(series.name), point.acceptance.tau_of_drafting_passes, point.user_rate,
+            rates[series.name], ratios.get(series.name), taus[series.name], point.user_rate,
             point.lost,
         )
         for series, point in found

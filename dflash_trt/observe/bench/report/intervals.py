@@ -26,15 +26,32 @@ class Speedup(msgspec.Struct, frozen=True):
 
     value: float
     interval: tuple[float, float] | None
+    limit: float | None = None
+    """Acceptance length, which bounds a speed-up over plain decoding at the same concurrency; None without a bound."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the figure can be true; otherwise the machine had other work while one of both was measured."""
+        return self.limit is None or self.value <= self.limit
 
 
-def speedups(reference: str, rates: Mapping[str, float | None], samples: Mapping[str, Samples]) -> dict[str, Speedup]:
-    """Speed-up of each method over `reference`, where both have a rate."""
+def speedups(
+    reference: str, rates: Mapping[str, float | None], samples: Mapping[str, Samples],
+    limits: Mapping[str, float | None] | None = None,
+) -> dict[str, Speedup]:  # fmt: skip
+    """Speed-up of each method over `reference`, where both have a rate; none can be above its limit."""
     base = rates.get(reference)
     return {
-        name: Speedup(rate / base, interval(samples[name] / samples[reference]))
+        name: _speedup(rate / base, interval(samples[name] / samples[reference]), (limits or {}).get(name))
         for name, rate in rates.items() if name != reference and rate is not None and base
     }  # fmt: skip
+
+
+def _speedup(value: float, ends: tuple[float, float] | None, limit: float | None) -> Speedup:
+    """The interval ends at the limit, too, unless the value itself is above it."""
+    if ends is not None and limit is not None and value <= limit:
+        ends = ends[0], min(ends[1], limit)
+    return Speedup(value, ends, limit)
 
 
 def interval(values: Samples) -> tuple[float, float] | None:

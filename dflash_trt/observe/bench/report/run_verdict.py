@@ -12,7 +12,7 @@ from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow
 from dflash_trt.observe.bench.report.intervals import Speedup
 from dflash_trt.observe.bench.report.workloads import Workload
 
-FASTER, SLOWER, UNDECIDED = "faster", "slower", "not decided"
+FASTER, SLOWER, UNDECIDED, IMPOSSIBLE = "faster", "slower", "not decided", "the machine was too busy to tell"
 
 
 def verdict(report: BenchReport) -> tuple[str, ...]:
@@ -29,13 +29,15 @@ def _verdict(work: WorkloadReport, name: str) -> str:
         return f"{title}: not compared, because no concurrency was measured with both"
     groups = [(kind, list(rows)) for kind, rows in groupby(measured, key=lambda each: judged(each[1]))]
     kinds = {kind for kind, _ in groups}
-    whole = f"{kinds.pop()} everywhere" if len(kinds) == 1 and len(measured) > 1 else ""
+    whole = f"{kinds.pop()} everywhere" if kinds != {IMPOSSIBLE} and len(kinds) == 1 and len(measured) > 1 else ""
     parts = [f"{'' if whole else f'{kind} '}{_at(rows)}" for kind, rows in groups]
     return f"{title}: {f'{whole}: ' if whole else ''}{'; '.join(parts)}{_goodputs(workload, name)}"
 
 
 def judged(speedup: Speedup) -> str:
-    """Faster or slower only where the 95 % interval says so."""
+    """Faster or slower only where the 95 % interval says so; above the acceptance length is no result."""
+    if not speedup.is_possible:
+        return IMPOSSIBLE
     low, high = speedup.interval or (0.0, float("inf"))
     return FASTER if low > 1 else SLOWER if high < 1 else UNDECIDED
 
@@ -43,9 +45,11 @@ def judged(speedup: Speedup) -> str:
 def _at(rows: Sequence[tuple[ComparisonRow, Speedup]]) -> str:
     """at concurrency 1 to 8 (1.93x to 1.31x)."""
     names, values = [row.name for row, _ in rows], sorted(speedup.value for _, speedup in rows)
-    if len(rows) == 1:
-        return f"at concurrency {names[0]} ({values[0]:.2f}x)"
-    return f"at concurrency {names[0]} to {names[-1]} ({values[0]:.2f}x to {values[-1]:.2f}x)"
+    seen = f"{values[0]:.2f}x" if len(rows) == 1 else f"{values[0]:.2f}x to {values[-1]:.2f}x"
+    limits = [speedup.limit for _, speedup in rows if speedup.limit is not None and not speedup.is_possible]
+    if limits:
+        seen = f"above the acceptance length of {max(limits):.2f}, which cannot be"
+    return f"at concurrency {names[0] if len(rows) == 1 else f'{names[0]} to {names[-1]}'} ({seen})"
 
 
 def _goodputs(work: Workload, name: str) -> str:

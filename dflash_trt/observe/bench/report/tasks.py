@@ -85,7 +85,8 @@ def _row(name: str, workload: Workload, concurrency: int, seed: int, category: s
             taus[series.name] = whole if category is None else _tau_of_drafting_passes(rows)
     rates = {method: request_rate(rows) for method, rows in requests.items()}
     samples = {method: request_rates(rows, seed, f"{method}/{name}") for method, rows in requests.items()}
-    found = speedups(workload.reference, rates, samples)
+    limits = taus if workload.reference == BASELINE else None
+    found = speedups(workload.reference, rates, samples, limits)
     by_method = {method: MethodFigures(rate, found.get(method), taus[method]) for method, rate in rates.items()}
     return ComparisonRow(name, concurrency, by_method)
 
@@ -99,7 +100,17 @@ def _tau_of_drafting_passes(rows: Sequence[RequestRow]) -> float | None:
 def average(rows: Sequence[ComparisonRow], methods: Sequence[str], reference: str = BASELINE) -> Average | None:
     """Over the rows in which every method has a speed-up; None where there are fewer than two."""
     compared = [method for method in methods if method != reference]
-    found = [(row, {name: each.speedup.value for name, each in row.by_method.items() if each.speedup}) for row in rows]
+    found = [
+        (
+            row,
+            {
+                name: each.speedup.value
+                for name, each in row.by_method.items()
+                if each.speedup and each.speedup.is_possible
+            },
+        )
+        for row in rows
+    ]
     whole = [(row, values) for row, values in found if all(name in values for name in compared)]
     if len(whole) < 2:
         return None

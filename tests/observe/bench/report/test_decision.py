@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,36 @@ def test_the_verdict_is_the_interval_s(tmp_path: Path) -> None:
     assert verdict(report(load_runs([samples.run_of(tmp_path / "3", points[0], points[6])]), seed=7)) == (
         "DFlash against plain decoding, ours: not compared, because no concurrency was measured with both",
     )
+
+
+def test_a_figure_above_the_acceptance_length_is_no_result(tmp_path: Path) -> None:
+    held = samples.counters(10, (9, 6, 3))  # acceptance length 2.8
+    points = [samples.point("none", c, 100, 100) for c in (1, 2, 4)]
+    points += [
+        samples.point("dflash", c, 100, rate, acceptance=held) for c, rate in ((1, 785), (2, 279), (4, 300))
+    ]  # fmt: skip
+    found = report(load_runs([samples.run_of(tmp_path, *points)]), seed=7)
+    assert verdict(found) == (
+        "DFlash against plain decoding, ours: the machine was too busy to tell at concurrency 1 (above the acceptance"
+        " length of 2.80, which cannot be); faster at concurrency 2 (2.79x); the machine was too busy to tell at"
+        " concurrency 4 (above the acceptance length of 2.80, which cannot be)",
+    )
+    text = render_report(found, "markdown")
+    assert "7.85" not in text
+    assert "| 1 | DFlash | 785 | 100 | too busy to tell | 2.80 |" in text
+
+
+def test_no_headline_of_the_shipped_run_is_above_its_acceptance_length() -> None:
+    found = report(load_runs([FIXTURE]), seed=0)
+    rows = [*found.workloads[0].sweep, *(row for task in found.tasks for row in task.rows)]
+    for figures in (each for row in rows for each in row.by_method.values()):
+        if figures.speedup is None or not figures.speedup.is_possible:
+            continue
+        assert figures.tau_of_drafting_passes is not None
+        assert figures.speedup.interval is not None
+        assert figures.speedup.interval[1] <= figures.tau_of_drafting_passes
+    for match in re.findall(r"(\d+\.\d+)x", " ".join(verdict(found))):
+        assert float(match) <= 3.32
 
 
 def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_intervals_hold_the_factor_and_are_the_same_for_a_seed() -> None:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plain from 100 to 60 tokens/s/user, DFlash from 300 to 80, EAGLE-3 at one point; one request failed."""
-    held = samples.counters(10, (8, 5, 5))
+    held = samples.counters(10, (9, 7, 5))
     points = [
         samples.point("none", 1, 100, 80), samples.point("eagle3", 1, 150, 120), samples.point("none", 4, 60, 200),
         samples.point("dflash", 1, 300, 240, acceptance=held), samples.point("dflash", 4, 80, 400, failed=1),
@@ -260,8 +260,8 @@ def test_everything_is_written_and_stands_alone(written: Path) -> None:
     assert "* DFlash: from 300 tokens/s/user, 240.0 tokens/s/server (concurrency 1) to 80 tokens/s/user, 400.0" in text
     assert "| 4 | DFlash | 400 | 80.0 | 2.00x (2.00-2.00) | - | 1 |" in text
     assert "### Drafts (counters): ours\n" in text
-    assert "| DFlash | 1 | 10 | 30 | 18 | 2.80 |" in text
-    assert "| position | at 1 |\n| ---: | ---: |\n| 1 | 80% |\n| 2 | 50% |\n| 3 | 50% |\n" in text
+    assert "| DFlash | 1 | 10 | 30 | 21 | 3.10 |" in text
+    assert "| position | at 1 |\n| ---: | ---: |\n| 1 | 90% |\n| 2 | 70% |\n| 3 | 50% |\n" in text
     assert "monday: dflash, concurrency 4: 1 of 5 requests failed or timed out and are in no rate: HTTP 500 (1)" in text
     facts = ("a CPU, 2 cores, 8 GiB", "dflash_trt 0.1.0", "dflash-trt bench run", "seed: 7", "server: not stated")
     for name in ("report.md", "report.html"):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from math import exp, sqrt
-from typing import Any, Literal
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -19,7 +19,6 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime import logits_processors
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
@@ -109,39 +108,43 @@ def test_rows_of_a_block(session: Session) -> None:
         assert not allowed[0] & special
         assert eight in allowed[0]
         assert allowed[1] == session.stop_ids
-    guided.advance([eight, stop, 5])
-    with pytest.raises(RuntimeError, match="terminated"):
-        guided.process(np.zeros((1, 1024), dtype=np.float32), [])
 
 
-def test_what_takes_too_long_to_match_ends_its_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits_processors, "BURST_SECONDS", 0.0)
-    monkeypatch.setattr(logits_processors, "ROW_SECONDS", -1.0)
+def test_drafts_beyond_the_end(session: Session) -> None:
+    """End tokens among the proposals, after a text that could go on and after one that could not, undo nothing."""
+    (end, *_), (token,) = sorted(session.stop_ids), ids(session, "a")
+    for text, follows in (("ab*", True), ("a", False)):
+        guided = session.grammars.processor(Grammar(kind="regex", text=text))
+        for proposals in ([token, end, end, end], [token, end, token], [end], [token, token]):
+            logits = np.zeros((len(proposals) + 1, 1024), dtype=np.float32)
+            guided.process(logits, proposals)
+            assert np.isfinite(logits[0]).any()
+            assert not np.isfinite(logits[0, end]), "the text has not begun"
+            if proposals[0] == token:
+                assert np.isfinite(logits[1, end])
+                assert (np.isfinite(logits[1]).sum() > len(session.stop_ids)) == follows
+        guided.advance([token, end, end, token])
+        logits = np.zeros((1, 1024), dtype=np.float32)
+        guided.process(logits, [])
+        assert np.isfinite(logits[0, end])
+
+
+def test_what_takes_too_much_work_ends_its_request(session: Session) -> None:
+    hostile = Grammar(kind="grammar", text='root ::= (a | b)*\na ::= "a" a | ""\nb ::= "a" b | ""')
     prompt = ids(session, "x")
-    requests = [
-        session.request(prompt, SamplingParams(max_tokens=4, structured_outputs=grammar))
-        for grammar in (GRAMMARS["regex"], None)
+    params = [
+        SamplingParams(
+            max_tokens=800,
+            structured_outputs=hostile,
+            logit_bias=dict.fromkeys(session.stop_ids, -100.0),
+        ),
+        SamplingParams(max_tokens=4),
     ]
-    with pytest.raises(RequestError, match=r"structured_outputs: expected a grammar that takes at most .* to match"):
+    requests = [session.request(prompt, each) for each in params]
+    with pytest.raises(RequestError, match=r"structured_outputs: the grammar takes too much work for a token"):
         run(session.decoder(), requests)
     assert requests[1].error is None
     assert len(requests[1].token_ids) == 4
-
-
-def test_grammars_are_kept_within_a_bound(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last ones, and those in use; a repeated one is not compiled again."""
-    grammars = [Grammar(kind="regex", text=f"[a-z]{{{i + 1}}}") for i in range(8)]
-    compiler = session.grammars
-    first = compiler.compile(grammars[0])
-    monkeypatch.setattr(logits_processors, "KEPT_BYTES", 3 * first.memory_size_bytes)
-    for grammar in grammars:
-        assert compiler.compile(grammar) is compiler.compile(grammar)
-    assert 1 <= sum(compiler.known(grammar) is not None for grammar in grammars[1:]) <= 4
-    assert compiler.compile(grammars[0]) is first, "it is in use"
-    del first
-    monkeypatch.setattr(logits_processors, "KEPT_BYTES", 0)
-    compiler.compile(grammars[1])
-    assert [compiler.known(grammar) is not None for grammar in grammars] == [False, True, *[False] * 6]
 
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
@@ -181,20 +184,7 @@ def test_sampled_texts_have_the_targets_distribution(session: Session) -> None:
         assert abs(drawn[option] / number - share) < 4 * sqrt(share * (1 - share) / number) + 1e-3, (drawn, expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [("json_schema", '{"type": "nope"}'), ("json_schema", "{"), ("json_schema", "[]"), ("regex", "("),
-     ("regex", "a{3,1}"), ("regex", "(?=a)b"), ("grammar", "root ::= x"), ("grammar", ""), ("structural_tag", "{}"),
-     ("json_schema", '{"$ref": "#/x"}')],
-)  # fmt: skip
-def test_a_grammar_that_does_not_compile(session: Session, kind: Literal["regex"], text: str) -> None:
-    params = SamplingParams(structured_outputs=Grammar(kind=kind, text=text))
-    message = refusal(lambda: session.request([5], params), RequestError)
-    assert message.startswith(f"structured_outputs: expected a {kind} that compiles, found: ")
-    assert len(message) < 400
-
-
 def test_what_a_target_lacks() -> None:
     session = open_without_tokenizer(trained_engine("tiny-qwen3"), FIXTURES / "tiny-qwen3")
     params = SamplingParams(structured_outputs=GRAMMARS["regex"])
-    assert "expected a target with a tokenizer" in refusal(lambda: session.request([5], params), RequestError)
+    assert "the target has no tokenizer" in refusal(lambda: session.request([5], params), RequestError)

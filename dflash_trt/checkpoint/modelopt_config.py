@@ -6,11 +6,23 @@ from __future__ import annotations
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_spec import HEAD
 from dflash_trt.checkpoint.number_formats import FORMATS, FP8, INT4
-from dflash_trt.checkpoint.quantization import MIXED, Quantization
+from dflash_trt.checkpoint.quantization import MIXED, SECTION, Quantization
 
 Json = dict[str, object]
 # Readers demand this name: vLLM (weight_utils.py get_quant_config) and TensorRT-LLM (auto_deploy) refuse others.
 MODELOPT = {"name": "modelopt", "version": "0.47.0", "layout_written_by": f"dflash-trt {__version__}"}
+
+
+def claim(config: dict[str, object], quantization: Quantization, modules: list[str]) -> tuple[Json, Json | None]:
+    """config.json with the quantisation of the tensors in place of any other, and hf_quant_config.json if there is any.
+
+    `modules` are all linear layers.
+    """
+    config = {key: value for key, value in config.items() if key != SECTION}
+    if not quantization.algorithms():
+        return config, None
+    modules = [*modules, HEAD]
+    return config | {SECTION: quantization_config(quantization, modules)}, hf_quant_config(quantization, modules)
 
 
 def hf_quant_config(quantization: Quantization, modules: list[str]) -> Json:
