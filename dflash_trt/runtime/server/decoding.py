@@ -72,5 +72,5 @@ def _field_names(body: type[msgspec.Struct], path: str) -> list[str]:
     """Fields of the struct at `path` in a body; none where it is in a list."""
     if not path:
         return list(body.__struct_fields__)
-    kinds = get_args(get_type_hints(body)[path]) if path in body.__struct_fields__ else ()
-    return [name for kind in kinds for name in getattr(kind, "__struct_fields__", ())]
+    kind = get_type_hints(body).get(path)
+    return [name for each in (kind, *get_args(kind)) for name in getattr(each, "__struct_fields__", ())]

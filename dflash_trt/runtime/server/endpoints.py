@@ -31,11 +31,14 @@ from dflash_trt.runtime.server.request_fields import TokenizeBody
 from dflash_trt.runtime.server.requests import TOKENIZE, GenerationRequest, check_model, parse_request
 from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.responses import StructResponse
+from dflash_trt.runtime.server.responses_answer import ResponseEvent, response_events, whole_response
+from dflash_trt.runtime.server.responses_request import chat_fields
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format
 from dflash_trt.runtime.server.tracing import Tracing
 
+Event = Document | ResponseEvent
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
 STALLED_SECONDS = 60.0
@@ -79,6 +82,10 @@ class Endpoints:
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         return await self._complete(request, is_chat=True)
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        return await self._complete(request, is_chat=True, is_response=True)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -145,7 +152,7 @@ class Endpoints:
         """Ends all requests with 503."""
         self._backend.close()
 
-    async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
+    async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
         client = _client(http_request)
         with ExitStack() as admission:  # waits until all sequences are computed
             span = None
@@ -154,6 +161,8 @@ class Endpoints:
                 span = admission.enter_context(self._tracing.request(operation, self._model, http_request.headers))
             async with self.bodies.read(http_request, client) as encoded:
                 body = decode_object(encoded)
+                if is_response:
+                    body = chat_fields(body)
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.body.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(
@@ -172,8 +181,10 @@ class Endpoints:
                 headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
             if not request.body.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())
-                return StructResponse(document, headers=headers)
-            events = generation.events()
+                return StructResponse(whole_response(document) if is_response else document, headers=headers)
+            events: AsyncGenerator[Event, None] = generation.events()
+            if is_response:
+                events = response_events(generation.events())
             try:  # before the headers are sent, so that an error has its status
                 first = await cancel_on_disconnect(http_request.receive, anext(events))
             except BaseException:
@@ -203,8 +214,8 @@ def _client(request: Request) -> str:
 
 
 async def _prepend(
-    first: Document, events: AsyncGenerator[Document, None], admission: ExitStack
-) -> AsyncGenerator[Document, None]:
+    first: Event, events: AsyncGenerator[Event, None], admission: ExitStack
+) -> AsyncGenerator[Event, None]:
     with admission:
         async with aclosing(events):
             yield first

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from dflash_trt.runtime.server.disconnect import ClientDisconnected, cancel_on_disconnect
 from dflash_trt.runtime.server.http_error import HttpError, to_http_error
+from dflash_trt.runtime.server.responses_answer import ResponseEvent
 
 DONE = b"data: [DONE]\n\n"
 MAX_UNREAD_BYTES = 2**22
@@ -97,4 +98,5 @@ class EventStream(Response):
 
 
 def _event(document: object) -> bytes:
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+    name = f"event: {document.type}\n" if isinstance(document, ResponseEvent) else ""
+    return name.encode() + b"data: " + msgspec.json.encode(document) + b"\n\n"

@@ -21,6 +21,8 @@ from dflash_trt.runtime.server.response_bodies import (
     Tokens,
     Version,
 )
+from dflash_trt.runtime.server.responses_answer import ResponseObject
+from dflash_trt.runtime.server.responses_request import ResponsesBody
 
 Json = dict[str, Any]
 
@@ -43,6 +45,9 @@ class Operation(NamedTuple):
 OPERATIONS = (
     Operation("POST", "/v1/completions", "completions", "Completes prompts.", Completion, CompletionBody, True),
     Operation("POST", "/v1/chat/completions", "chat_completions", "Answers a chat.", ChatCompletion, ChatBody, True),
+    Operation(
+        "POST", "/v1/responses", "responses", "Answers a chat without tools.", ResponseObject, ResponsesBody, True
+    ),
     Operation("GET", "/v1/models", "models", "Names the model.", ModelList),
     Operation("GET", "/v1/models/{model}", "model", "The model, if that is its name.", Model),
     Operation("POST", "/tokenize", "tokenize", "Token ids of a prompt or a chat.", Tokens, TokenizeBody),
@@ -58,18 +63,7 @@ LARGEST = 1e300
 
 def document() -> Json:
     """The description of the API."""
-    structs = {
-        CompletionBody,
-        ChatBody,
-        TokenizeBody,
-        Completion,
-        ChatCompletion,
-        Model,
-        ModelList,
-        Tokens,
-        Version,
-        Error,
-    }
+    structs = {kind for each in OPERATIONS for kind in (each.answer, each.body) if isinstance(kind, type)} | {Error}
     _, schemas = msgspec.json.schema_components(sorted(structs, key=lambda each: each.__name__), ref_template=REFERENCE)
     for schema in schemas.values():
         for name, number in SAMPLER_FIELDS.items():
