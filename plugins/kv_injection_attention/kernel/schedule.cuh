@@ -44,9 +44,11 @@ DFLASH_DEVICE int most_rows(const Params& p) {
   return most_context_rows(p.max_pages, pointer, layout);
 }
 
-// First row of a context that is read; see RequestContext.
+// First row of a context that is read; see RequestContext. A window of one position shows no row: its pages need not
+// exist.
 DFLASH_DEVICE int first_row(const Params& p, int length) {
-  return max(0, length - window_of(p.sliding_window) + 1) / kChunkRows * kChunkRows;
+  const int visible = max(0, length - window_of(p.sliding_window) + 1);
+  return visible < length ? visible / kChunkRows * kChunkRows : length;
 }
 
 // `most` is most_rows().

@@ -25,6 +25,7 @@ from tests.plugins.kernel.oracle import Expected, expect
 from tests.plugins.tensors import Tensors, draw, out_of_range, pointers
 
 HERE = Path(__file__).parent
+CALL = (HERE / "emulated_call.cpp",)
 PLUGINS = REPOSITORY / "plugins"
 INCLUDE = (f"-I{HERE}", f"-I{PLUGINS}")
 LAUNCH_CONFIG = ("launch_config.cpp", "wgmma_launch_config.cpp")
@@ -125,7 +126,7 @@ def launch_config() -> list[Path]:
 
 def build_kernel(
     program: Path, head_dim: int, kernel: int = MMA, plugins: Path = PLUGINS, formats: int = ALL_FORMATS,
-    gpu: Gpu = HOPPER, callers: Sequence[Path] = (HERE / "emulated_call.cpp",),
+    gpu: Gpu = HOPPER, callers: Sequence[Path] = CALL,
 ) -> Path:  # fmt: skip
     """The program that `call` runs, of the general attention (MMA), of short contexts' (SHORT), or of sm_90a's for
     `kernel` rows, with products ahead where AHEAD is added.
