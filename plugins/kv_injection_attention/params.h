@@ -39,7 +39,7 @@ enum Layout : int32_t {
 
 // Fields of a row of context_pointers.
 enum Pointer : int32_t {
-  kAddress,   // of K in the layer's first page, a multiple of 16
+  kAddress,   // K in the layer's first page, a multiple of 16
   kChecksum,  // context_checksum() of the address and the layout
   kPointerSize,
 };

@@ -106,7 +106,7 @@ def test_invalid_pointers_or_layout_make_every_request_nan(case: Case, change: C
     kept = node["context_pointers"]
     change(node)
     assert refer(case, node).isnan().all()
-    assert kept is node["context_pointers"]  # and with it the caches
+    assert kept is node["context_pointers"]  # the caches live as long as it does
 
 
 def test_checksums_are_of_the_layer_that_is_read() -> None:

@@ -151,7 +151,7 @@ class Schedule {
     }
     return {request, shfl_sync(unit, owner), 0};
   }
-  // The same request in all lanes.
+  // All lanes of the warp must pass the same request.
   DFLASH_DEVICE int units_of(int request) const {
     return requests_per_lane_ == 1 ? shfl_sync(lane_units_, request) : context(request).units;
   }

@@ -20,7 +20,7 @@
 namespace {
 
 constexpr int D = 64, kBlock = 3, kHeads = 2, kKVHeads = 2, kLayers = 2, kPages = 4, kSlots = 3;
-constexpr double kTolerance = 0.05;  // of values of about 1
+constexpr double kTolerance = 0.05;  // values are about 1
 
 using Random = std::mt19937_64;
 
