@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole checkpoints against modelopt 0.47's own export, where it is installed."""
+"""Whole checkpoints against modelopt 0.47's own export."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dflash_trt.quantize.recipe import load_recipe
 from tests.quantize.modelopt_export import GOLDEN, RECIPES, WHOLE_BLOCKS, modelopt_export, unit_ranges
 from tests.reference.synthetic import write_random_draft
 
-modelopt = pytest.importorskip("modelopt", reason="pip install nvidia-modelopt==0.47 requests to compare with it")
+modelopt = pytest.importorskip("modelopt", reason="modelopt comes with dflash-trt[dev]")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -308,7 +308,7 @@ def test_the_prompt_offers_tools(live: Live) -> None:
     tokenizer = live.llm.backend.tokenizer
     prompt = render_chat(tokenizer, MESSAGES, tools=TOOLS)
     assert "get_time" in prompt
-    expected = live.llm.generate(encode(tokenizer, prompt, chat=False), SamplingParams(max_tokens=8))[0]
+    expected = live.llm.generate(encode(tokenizer, prompt), SamplingParams(max_tokens=8))[0]
     answer = client.chat.completions.create(**settings)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (expected.text, "length")
 
@@ -326,7 +326,7 @@ def test_a_conversation_with_calls_and_template_variables(live: Live) -> None:
     text += '{"zone": "utc"}}</tool_call>\n# tool: noon\n# assistant:'
     variables = {"reasoning_effort": "low", "enable_thinking": True}
     assert render_chat(tokenizer, read_messages(messages), template_kwargs=variables) == text
-    expected = live.llm.generate(encode(tokenizer, text, chat=False), SamplingParams(max_tokens=8))[0]
+    expected = live.llm.generate(encode(tokenizer, text), SamplingParams(max_tokens=8))[0]
     settings: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0}
     create = live.openai().chat.completions.create
     assert create(reasoning_effort="low", **settings).choices[0].message.content == expected.text
