@@ -61,7 +61,7 @@ def vllm_problem(
     if cache_dtype not in known.cache_dtypes:
         return f"{backend} does not read a KV cache of {cache_dtype}"
     if backend == "FLASH_ATTN" and cache_dtype in FP8 and not _has_flash_fp8(capability, head_dim):
-        return f"FLASH_ATTN reads an FP8 KV cache on SM 9.0 and 10.x alone, there with heads up to 128, not on {at}"
+        return f"FLASH_ATTN reads an FP8 KV cache only on SM 9.x, and on 10.x with heads of up to 128, not on {at}"
     if backend == "FLASHINFER" and cache_dtype in NVFP4 and capability[0] in (8, 9, 12):
         if cache_dtype != "nvfp4" or head_dim == 64:
             return f"FLASHINFER reads no {cache_dtype} KV cache on {at}" + (

@@ -14,6 +14,7 @@ from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.catalog_rules import CATALOG_RULES
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, method
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
+from dflash_trt.deploy.rules.quantized_rules import quantized_draft
 from dflash_trt.deploy.rules.target_rules import MODEL_RULES, remote_code
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.schema_check import check_schema
@@ -43,6 +44,7 @@ def check(config: CheckedConfig) -> list[Finding]:
         remote_code,
         *MODEL_RULES,
         *CATALOG_RULES,
+        quantized_draft,
         *rules.RULES,
         *dflash_rules,
         choices,

@@ -45,6 +45,7 @@ VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(&?[^<>]*)")
 LEADING = re.compile(r"if|then|elif|else|while|until|do|time|!|\{")
 """Words of the shell's grammar that stand before a simple command."""
+SOURCE = ("source", ".")
 OWN_WORDS = ("$@", "${@}")
 """The script's own arguments, known only when it is started."""
 VALUED = {"-v", "--volume", "-e", "--env", "--name", "--mount", "-w", "--workdir", "--network", "--hostname", "--label"}
@@ -69,6 +70,8 @@ class Server(msgspec.Struct, frozen=True):
     """Variables that the script, env or a container sets."""
     command: list[Word]
     """The whole command, from its launcher on."""
+    sourced: tuple[str, ...] = ()
+    """Scripts that the script has read so far (source FILE), which may set variables."""
 
 
 class Variables:
@@ -136,12 +139,15 @@ def servers(text: str, *, max_expanded: int = MAX_EXPANDED, max_shells: int = MA
     found = []
     variables = Variables(max_expanded)
     files: dict[str, str] = {}
+    sourced: list[str] = []
     for words, documents in statements(text):
         filled = [each for word in words if word not in OWN_WORDS for each in variables.words(word)]
         for document in documents:
             files[_target(filled)] = variables.expand(document)
         while filled and LEADING.fullmatch(filled[0]):
             filled = filled[1:]
+        if filled and filled[0] in SOURCE:
+            sourced += filled[1:2]
         if filled and filled[0] in ("export", "declare", "local", "readonly"):
             filled = filled[1:]
         while filled and (assigned := ASSIGNMENT.fullmatch(filled[0])):
@@ -151,7 +157,10 @@ def servers(text: str, *, max_expanded: int = MAX_EXPANDED, max_shells: int = MA
             variables.assign(assigned, values)
         for server in started(_without_redirections(filled), max_shells=max_shells):
             environment = variables.values | server.environment
-            found.append(msgspec.structs.replace(server, files=files | server.files, environment=environment))
+            read = (*sourced, *server.sourced)
+            found.append(
+                msgspec.structs.replace(server, files=files | server.files, environment=environment, sourced=read)
+            )
     return found
 
 

@@ -40,7 +40,7 @@ def with_argument_file(server: Server, script: Path, schema: Schema) -> tuple[li
     if at + 1 == len(words):
         raise ConfigError(f"{script}: {FLAG} names no file")
     name, rest = words[at + 1], [*words[:at], *words[at + 2 :]]
-    if Path(name).suffix not in SUFFIXES:
+    if Path(name).suffix not in SUFFIXES and "$" not in name:
         raise ConfigError(f"{script}: the runtime refuses {shown(name)} for {FLAG}: its name must end in .yaml or .yml")
     found = named_arguments(name, server.files, script)
     if isinstance(found, Finding):

@@ -22,7 +22,7 @@ from dflash_trt.errors import ConfigError, cut, shown
 
 REFERENCE = {
     "Kubernetes": re.compile(r"\$\(([A-Za-z_]\w*)\)"),
-    "Compose": re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))"),
+    "Compose": re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))"),
 }
 ELSEWHERE = {
     "env_file": "variables of", "envFrom": "variables of", "extends": "what comes from", "include": "what comes from",
@@ -130,8 +130,8 @@ def _words(value: object, kind: str, environment: dict[str, str]) -> list[Word]:
         raise ConfigError(f"the command {shown(value)}: {problem}") from None
 
     def filled(match: re.Match[str]) -> str:
-        name = next(group for group in match.groups() if group)
-        return environment.get(name, f"${{{name}}}")
+        name, otherwise = match[1] or match[3], match[2] if kind == "Compose" else None
+        return environment.get(name, f"${{{name}}}" if otherwise is None else otherwise)
 
     texts = [REFERENCE[kind].sub(filled, str(part)) for part in (parts if isinstance(parts, list) else [])]
     return [Word(text.replace("$$", "$"), 0, len(text)) for text in texts]

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dflash_trt.deploy.finding import UNCHECKED, Finding
-from dflash_trt.errors import ConfigError, shown
+from dflash_trt.deploy.script import Server
+from dflash_trt.errors import ConfigError, cut, shown
 from dflash_trt.files.command import quoted
 from dflash_trt.files.read import is_file, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
+ENV_FILE = "--env-file"
+ARGUMENT_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 UNOPENED = "unopened-file"
 """Rule of the finding for an argument file that was not read."""
 
@@ -38,6 +42,9 @@ def named_text(name: str, files: Mapping[str, str], script: Path) -> str | None:
 
 def named_arguments(name: str, files: Mapping[str, str], script: Path) -> dict[str, Any] | Finding:
     """The mapping in an argument file, or the finding that it was not opened; ConfigError if it has no mapping."""
+    if "$" in name:
+        problem = f"the arguments in {cut(name)}, which the shell names that runs it, and all rules that depend on them"
+        return Finding(UNOPENED, UNCHECKED, "config", problem, "write its name into the command")
     text = named_text(name, files, script)
     if text is None:
         problem = f"the arguments in {name}, outside the folder of {script.name}, and all rules that depend on them"
@@ -47,6 +54,19 @@ def named_arguments(name: str, files: Mapping[str, str], script: Path) -> dict[s
     if not isinstance(document, dict):
         raise ConfigError(f"{name}: expected a mapping of arguments, found {shown(document)}")
     return document
+
+
+def unread_files(server: Server, document: dict[str, Any]) -> Iterator[Finding]:
+    """Files that a command names and that are not opened: of variables, and values of arguments that are no model."""
+    words = [str(word) for word in server.command]
+    named = [*server.sourced, *(after for word, after in pairwise(words) if word == ENV_FILE)]
+    named += [word.partition("=")[2] for word in words if word.startswith(f"{ENV_FILE}=")]
+    for name in named:
+        problem = f"variables that {cut(name)} sets"
+        yield Finding("unread-file", UNCHECKED, "environment", problem, "write what the command uses into the file")
+    for key, value in document.items():
+        if isinstance(value, str) and value.endswith(ARGUMENT_SUFFIXES):
+            yield Finding("unread-file", UNCHECKED, str(key), f"what is in {cut(value)}", "look at it by hand")
 
 
 def _is_below(path: Path, folder: Path) -> bool:

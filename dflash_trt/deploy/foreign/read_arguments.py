@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.finding import UNCHECKED, Finding
 from dflash_trt.deploy.flags import is_argument, parse_arguments
 from dflash_trt.deploy.foreign.argument_file import argument_words, with_argument_file
 from dflash_trt.deploy.foreign.containers import Found, manifest_kind, manifest_servers
+from dflash_trt.deploy.foreign.named_file import unread_files
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.script import text_servers
 from dflash_trt.deploy.trtllm_serve import trtllm_document
@@ -26,6 +27,9 @@ DISAGGREGATED = (
     "a file of `trtllm-serve disaggregated`, which names servers",
     "check the file that each of its servers is started with",
 )  # fmt: skip
+TRTLLM = ("trtllm-serve",)
+OTHER_SUBCOMMANDS = ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve")
+"""Commands of trtllm-serve that start no server of a language model by themselves."""
 OTHER_KINDS = {
     "context_servers": DISAGGREGATED,
     "generation_servers": DISAGGREGATED,
@@ -71,7 +75,15 @@ def read_arguments(text: str, file: Path, schema: Schema) -> list[Arguments]:
             f"{file}: expected a server of {schema.runtime}, found one of {other}",
             hint=f"dflash-trt serve-config --check {quoted(file)} --runtime {other}",
         )
-    return [_read_server(each, file, schema) for each in ours]
+    read = [_read_server(each, file, schema) for each in ours]
+    others = sorted({each.server.runtime for each in found} - {schema.runtime})
+    findings = [
+        Finding(
+            "other-server", UNCHECKED, "file", f"a server of {other} in {file.name}", f"give --runtime {other}, too"
+        )
+        for other in others
+    ]
+    return [msgspec.structs.replace(read[0], reading=[*findings, *read[0].reading]), *read[1:]]
 
 
 def _manifests(text: str, file: Path) -> list[Any] | None:
@@ -89,6 +101,12 @@ def _manifests(text: str, file: Path) -> list[Any] | None:
 
 def _read_server(found: Found, file: Path, schema: Schema) -> Arguments:
     server = found.server
+    if not server.words:
+        raise ConfigError(f"{file}: {' '.join(server.program)} is given neither a model nor an argument")
+    if server.program == TRTLLM and server.words[0] in OTHER_SUBCOMMANDS:
+        raise ConfigError(
+            f"{file}: expected a server of trtllm, found `trtllm-serve {server.words[0]}`", hint=DISAGGREGATED[1]
+        )
     if schema.runtime == "trtllm":
         document, findings, is_whole = trtllm_document(server, file)
     else:
@@ -96,7 +114,8 @@ def _read_server(found: Found, file: Path, schema: Schema) -> Arguments:
         document, parsed = parse_arguments(list(map(str, words)), schema)
         document.pop("config", None)
         findings = findings + parsed
-    return Arguments(document, [*found.findings, *findings], server.environment, is_whole)
+    unread = unread_files(server, document)
+    return Arguments(document, [*found.findings, *findings, *unread], server.environment, is_whole)
 
 
 def _read_yaml(text: str, file: Path, schema: Schema) -> Arguments:

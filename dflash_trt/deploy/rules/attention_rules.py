@@ -46,16 +46,12 @@ def _vllm(
         if not is_vllm_cache_dtype(dtype):
             return
         fix = f"set {SPEC}.kv_cache_dtype to auto" if inherits else "set kv_cache_dtype to auto"
-        inherited = ", which the draft inherits" if inherits else ""
+        verb = "attends in both directions over" if is_non_causal else "reads"
+        problem = f"no backend of vLLM 0.33 {verb} a KV cache of {dtype}" + (", which the draft inherits" * inherits)
 
         def none_reads(capability: Capability) -> str | None:
             found = vllm_backends(dtype, capability, head_dim=head_dim, is_non_causal=is_non_causal)
-            return (
-                None
-                if found
-                else f"no backend of vLLM 0.33 reads a KV cache of {dtype}{inherited}"
-                + (" in both directions" if is_non_causal else "")
-            )
+            return None if found else problem
 
         yield from _judged(config, "kv_cache_dtype", none_reads, fix)
     elif backend in VLLM:

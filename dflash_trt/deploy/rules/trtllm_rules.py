@@ -17,6 +17,7 @@ from dflash_trt.deploy.rules.checked_config import (
 )
 from dflash_trt.deploy.rules.engine_rules import engine_rules
 from dflash_trt.deploy.rules.memory_rules import check_memory
+from dflash_trt.deploy.rules.switch_rules import trtllm_switches
 from dflash_trt.deploy.rules.target_rules import longest_context, target_family
 from dflash_trt.deploy.rules.trtllm_cache_rules import SPEC, disk_cache, draft_attention, fp8_context, prefix_reuse
 from dflash_trt.deploy.rules.trtllm_draft_rules import (
@@ -146,6 +147,7 @@ DFLASH_RULES: tuple[Rule, ...] = (
     required,
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.max_draft_len")),
     draft_schedule,
+    trtllm_switches,
     draft_attention,
     prefix_reuse,
     context_projection,

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.hybrid_caches import hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.quantized_drafts import unread
 from dflash_trt.deploy.rules.attention_rules import vllm_attention
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
@@ -23,6 +24,7 @@ from dflash_trt.deploy.rules.checked_config import (
     warning,
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory
+from dflash_trt.deploy.rules.switch_rules import vllm_schedule
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import json_document
 
@@ -48,7 +50,7 @@ def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
 def context_projection(config: CheckedConfig) -> Iterator[Finding]:
     """A quantised q, k or v loads, and costs vLLM its fused context projection."""
     names, quantized = quantized_context(config)
-    if quantized:
+    if quantized and unread("vllm", set(config.served.algorithms.values())) is None:
         yield warning(
             "quantized-context", f"{SPEC}.model",
             f"unquantised {', '.join(names)}: vLLM projects the context of all layers at once only then", quantized,
@@ -116,6 +118,7 @@ RULES: tuple[Rule, ...] = (
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     token_budget,
     vllm_attention,
+    vllm_schedule,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),

@@ -113,11 +113,34 @@ def test_a_file_elsewhere_is_not_opened(command: str, tmp_path: Path) -> None:
         assert (finding.rule, finding.severity) == ("unopened-file", UNCHECKED)
 
 
+@pytest.mark.parametrize("command", ["vllm serve m", "sglang serve --model m", "trtllm-serve m"])
+def test_a_file_that_only_the_shell_can_name(command: str, tmp_path: Path) -> None:
+    (finding,) = check(read(tmp_path, f"{command} --config $FILE", runtime=command.split()[0].removesuffix("-serve")))
+    assert (finding.rule, finding.severity) == ("unopened-file", UNCHECKED)
+
+
 @pytest.mark.parametrize("command", ["vllm serve m --config=c.yaml", "sglang serve --model m --config=c.yaml"])
 def test_a_joined_name_is_ignored_by_the_runtime(command: str, tmp_path: Path) -> None:
     config = read(tmp_path, command, runtime=command.split()[0], c="port: 1\n")
     assert "port" not in config.document
     assert rules(config)["unopened-file"].fix == "write --config, a space and the file"
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("source env.sh\n. ./more.sh\nvllm serve m", ["variables that env.sh sets", "variables that ./more.sh sets"]),
+        ("bash -c 'source a.sh; vllm serve m'", ["variables that a.sh sets"]),
+        ("docker run --env-file a.env vllm/vllm-openai m", ["variables that a.env sets"]),
+        ("docker run --env-file=a.env vllm/vllm-openai m", ["variables that a.env sets"]),
+        ("vllm serve m --hf-config-path c.json", ["what is in c.json"]),
+        ("vllm serve m", []),
+    ],
+)
+def test_files_that_are_not_opened_are_listed(text: str, problems: list[str], tmp_path: Path) -> None:
+    unread = [finding for finding in read(tmp_path, text).reading if finding.rule == "unread-file"]
+    assert [finding.problem for finding in unread] == problems
+    assert all(finding.severity == UNCHECKED for finding in unread)
 
 
 def test_dotted_keys_replace_the_whole_value(tmp_path: Path) -> None:

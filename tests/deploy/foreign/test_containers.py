@@ -60,6 +60,7 @@ def nested(kind: str, *path: str, **container: object) -> dict[str, Any]:
         nested("LeaderWorkerSet", "leaderWorkerTemplate", "leaderTemplate", command=["vllm", "serve", *WORDS]),
         compose(image=VLLM, command="--model m --port 1"),
         compose(image=VLLM, command=["m", "--port", "${PORT}"], environment=["PORT=1"]),
+        compose(image=VLLM, command=["m", "--port", "${PORT:-1}"]),
         compose(image="own", entrypoint="python3 -m vllm.entrypoints.openai.api_server", command="--model m --port 1"),
         compose(image="own", command=["bash", "-c", "PORT=1; vllm serve m --port $$PORT"]),
     ],
@@ -94,6 +95,21 @@ def test_dynamo_and_its_own_flags(tmp_path: Path) -> None:
     (config,) = file_configs(tmp_path / "run.sh", load_schema("sglang"))
     assert config.document == {"model_path": "m", "tp_size": 2}
     assert "endpoint, disagg_config" in config.reading[0].problem
+
+
+def test_commands_without_a_server_of_their_own(tmp_path: Path) -> None:
+    for command, said in (
+        (["trtllm-serve", "disaggregated", "-c", "x.yaml"], "found `trtllm-serve disaggregated`"),
+        (["trtllm-serve"], "neither a model nor an argument"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            documents(tmp_path, pod(image="i", command=command), runtime="trtllm")
+
+
+def test_servers_of_another_runtime_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("vllm serve a &\nsglang serve --model b\n")
+    (config,) = file_configs(tmp_path / "run.sh", load_schema("vllm"))
+    assert [finding.problem for finding in config.reading] == ["a server of sglang in run.sh"]
 
 
 def test_what_a_container_takes_from_elsewhere_is_listed(tmp_path: Path) -> None:
