@@ -48,6 +48,7 @@ from benchmarks.forced_acceptance import (  # noqa: E402
 from benchmarks.target_rates import print_capture, print_passes  # noqa: E402
 from benchmarks.ways import COLUMNS, Answers, Way, measure  # noqa: E402
 from dflash_trt import __version__  # noqa: E402
+from dflash_trt.api.chat_template import TemplateOptions  # noqa: E402
 from dflash_trt.api.prompts import read_prompts  # noqa: E402
 from dflash_trt.api.runtime_options import choose_device  # noqa: E402
 from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
@@ -208,7 +209,7 @@ def _real(target: Path, draft: Path, file: Path, chat: bool, work: Path, setting
     model = load_model(target, spec, taps, dtype="bfloat16", device=settings.device)
     session, peer = _open(work / "engine", manifest, model, settings, stop_token_ids(model))
     tokenizer = load_tokenizer(target)
-    prompts = [line.encode(tokenizer, chat=chat) for line in read_prompts(file)]
+    prompts = [line.encode(tokenizer, TemplateOptions() if chat else None) for line in read_prompts(file)]
     return Pair(
         title=f"{target.name} with {draft.name}", session=session, peer=peer, draft=draft, prompts=prompts,
         num_prompts=settings.num_prompts or len(prompts), settings=settings, is_forced=False,

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt, run
-from dflash_trt.api.chat_template import encode_chat, is_prompt
+from dflash_trt.api.backend import Chunk, DecoderMetrics, Prompt, run
+from dflash_trt.api.chat_template import Messages, encode_chat, is_prompt
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.fields import refusal
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
@@ -140,7 +140,7 @@ class LLM(AbstractContextManager["LLM", None]):
         with _bar(bar, len(prompts)) as advance:
             return run(self.backend, list(map(_prompt, prompts)), _settings(sampling_params), advance)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[Chunk]:
         """The answer step by step, from the first `next` on; closing the iterator cancels the request."""
         return self.backend.follow(prompt, _params(sampling_params))
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
@@ -81,7 +82,9 @@ def test_quantise_path(tmp_path: Path) -> None:
     """README's path begins the page; NVFP4 costs about what README says, and a searched recipe keeps its budget."""
     scripts = FENCE.findall((REPOSITORY / "docs" / "own_draft.md").read_text().replace("\n    ", "\n"))
     assert scripts[0] == path_of_the_readme("Check or quantise my draft")
-    assert len(scripts) == 3
+    assert len(scripts) == 4
+    if find_spec("modelopt") is None:  # the package of --calibration
+        del scripts[1]
     said = run_script("".join(scripts), tmp_path)
     (loss,) = re.findall(r"tau loss\W+([0-9.]+)%", said)
     assert 6 < float(loss) < 10

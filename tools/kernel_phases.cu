@@ -87,10 +87,11 @@ kv::Params make_params(int requests, int context, int kv_heads) {
   p.k_norm = upload(random_rows(HEAD_DIM));
   p.rope = upload(std::vector<float>(rows * HEAD_DIM, 0.7f));
   const int64_t keys = reinterpret_cast<int64_t>(upload(random_cache(2 * cache_bytes)));
-  p.context_pointers = upload<int64_t>({keys});
   const int64_t row = HEAD_DIM * kItem;
-  p.context_layout =
-      upload<int64_t>({context, context * kv_heads * row, static_cast<int64_t>(cache_bytes), kv_heads * row, row});
+  const std::vector<int64_t> layout{context, context * kv_heads * row, static_cast<int64_t>(cache_bytes),
+                                    kv_heads * row, row, requests};
+  p.context_pointers = upload<int64_t>({keys, kv::context_checksum(keys, layout.data())});
+  p.context_layout = upload(layout);
   std::vector<int32_t> slots(requests);
   for (int i = 0; i < requests; ++i) slots[i] = i;
   p.page_table = p.slot_ids = upload(slots);

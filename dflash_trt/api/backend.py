@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -55,8 +55,6 @@ class DecoderMetrics(DecoderTotals, kw_only=True):
 
 Prompt = str | Sequence[int]
 """Text without a chat template, or token ids."""
-Messages = Sequence[dict[str, Any]]
-"""A conversation: [{"role": "user", "content": "..."}, ...]."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +103,6 @@ class Backend(Protocol):
 
         Submits the request at the first `anext`. Raises RequestError for an invalid one.
         """
-
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation; RequestError for an invalid one, or a target without a chat template."""
 
     def metrics(self) -> DecoderMetrics | None:
         """Current metrics; None where the runtime publishes its own."""

@@ -8,10 +8,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dflash_trt.errors import RequestError, cut, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Messages = Sequence[dict[str, Any]]
+"""A conversation: [{"role": "user", "content": "..."}, ...]."""
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates: Qwen3, GLM and Nemotron; DeepSeek and Kimi."""
 
 
 def is_prompt(given: object) -> bool:
@@ -35,14 +42,46 @@ def prompt_token_ids(prompt: Any) -> list[Any]:
     return list(prompt)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:
-    """Token ids of `text`, as it is or as the user's message in the chat template; RequestError for surrogates."""
+class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How text is wrapped in the target's chat template."""
+
+    variables: dict[str, Any] = {}
+    """Variables of the template, such as reasoning_effort."""
+    no_thinking: bool = False
+    """Whether the template's switch for thinking is turned off."""
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+        """Token ids of a conversation; raises what `render_chat` and `no_thinking` raise."""
+        off = no_thinking(tokenizer) if self.no_thinking else {}
+        return encode_chat(tokenizer, messages, template_kwargs=off | self.variables)
+
+
+def no_thinking(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The variable that turns thinking off: the one whose value changes a rendered conversation.
+
+    Raises RequestError where the template has neither of THINKING_SWITCHES.
+    """
+    for switch in THINKING_SWITCHES:
+        on, off = (
+            render_chat(tokenizer, [{"role": "user", "content": "x"}], template_kwargs={switch: value})
+            for value in (True, False)
+        )
+        if on != off:
+            return {switch: False}
+    raise RequestError(
+        "--no-thinking: the target's chat template has no switch that turns thinking off",
+        hint='gpt-oss has efforts: --chat-template-kwargs \'{"reasoning_effort": "low"}\'',
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, template: TemplateOptions | None = None) -> list[int]:
+    """Token ids of `text` as it is, or with a `template` as the user's message; RequestError for surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 arrive as lone surrogates
         raise RequestError(f"prompt: expected Unicode text, found {text[error.start]!r} at {error.start}") from None
-    if chat:
-        return encode_chat(tokenizer, [{"role": "user", "content": text}])
+    if template is not None:
+        return template.encode(tokenizer, [{"role": "user", "content": text}])
     return list(tokenizer(text)["input_ids"])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -31,8 +31,8 @@ Outcome = Literal["faster", "slower", "as fast", "not known"]
 
 
 class Timing(msgspec.Struct, frozen=True):
-    tokens: int
-    seconds: float
+    tokens: Annotated[int, msgspec.Meta(gt=0, le=10**9)]
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
     cpu_seconds: float | None = None
     """Processor time of the server in these seconds; None where it is not on this machine's CPU."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dflash_trt.api.chat_template import encode
+from dflash_trt.api.chat_template import TemplateOptions, encode
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import read_json_lines
 
@@ -28,12 +28,12 @@ class PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     language: str | None = None
     """Language of the prompt, where the file says so; reports then have figures by language."""
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool = False) -> list[int]:
-        """Token ids of the prompt; `chat` wraps text in the tokenizer's chat template."""
+    def encode(self, tokenizer: PreTrainedTokenizerBase, template: TemplateOptions | None = None) -> list[int]:
+        """Token ids of the prompt; `template` wraps text in the tokenizer's chat template."""
         if self.token_ids is not None:
             return self.token_ids
         assert self.text is not None
-        return encode(tokenizer, self.text, chat=chat)
+        return encode(tokenizer, self.text, template)
 
 
 def read_prompts(file: Path) -> list[PromptLine]:

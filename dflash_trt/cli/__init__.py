@@ -22,7 +22,15 @@ from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.drafts import drafts
 from dflash_trt.cli.dynamo import dynamo
 from dflash_trt.cli.estimate import estimate
-from dflash_trt.cli.failure import fail, fail_import, fail_interrupted, fail_usage, report_bug
+from dflash_trt.cli.failure import (
+    broken_package,
+    fail,
+    fail_broken,
+    fail_import,
+    fail_interrupted,
+    fail_usage,
+    report_bug,
+)
 from dflash_trt.cli.generate import generate
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.quantize import quantize
@@ -76,14 +84,21 @@ def _run() -> int:
         return fail_interrupted()
     except DFlashError as error:
         return fail(error)
-    except ModuleNotFoundError as error:
+    except Exception as error:
+        return _fail_unexpectedly(error)
+    return code if isinstance(code, int) else 0
+
+
+def _fail_unexpectedly(error: Exception) -> int:
+    """Reports an error that is not described yet: of a package, of the file system, or our bug."""
+    if (module := broken_package(error)) is not None:
+        return fail_broken(module, error)
+    if isinstance(error, ModuleNotFoundError):
         return fail_import(error)
-    except OSError as error:  # not yet described by a reader or writer
+    if isinstance(error, OSError):  # not yet described by a reader or writer
         where = f"{error.filename}: " if error.filename else ""
         return fail(DFlashError(f"{where}expected to read or write, found: {error.strerror or error}"))
-    except Exception:
-        return report_bug()
-    return code if isinstance(code, int) else 0
+    return report_bug()
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:

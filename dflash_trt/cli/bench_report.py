@@ -26,11 +26,13 @@ from dflash_trt.files.write import check_replaceable
                    "at.")  # fmt: skip
 @click.option("--reference", metavar="NAME", default="none", show_default=True,
               help="Method that the others are compared with.")  # fmt: skip
+@click.option("--beside", type=click.Choice(["paper", "nvidia"]),
+              help="Also show the rows that DFlash's paper, or NVIDIA's article, published.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Seed of the intervals. Default: the first run's.")
 @json_option
 def report(
     runs: tuple[Path, ...], output: Path, force: bool, user_rates: tuple[float, ...], concurrency: int | None,
-    reference: str, seed: int | None, as_json: bool,
+    reference: str, beside: str | None, seed: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
@@ -42,13 +44,18 @@ def report(
       dflash-trt bench report results/ -o report --at 550
       dflash-trt bench report gsm8k/ math500/ humaneval/ -o report
       dflash-trt bench report run -o report --reference eagle3
+      dflash-trt bench report math500/ -o report --beside paper
     """
+    if beside is not None and reference != "none":
+        raise click.UsageError("--beside: published speed-ups are relative to decoding without speculation")
     import jinja2  # noqa: F401 - a missing package fails before the work, not after it
     import matplotlib  # noqa: F401
 
     from dflash_trt.observe.bench.report.bench_report import document
     from dflash_trt.observe.bench.report.bench_report import report as report_on
+    from dflash_trt.observe.bench.report.beside import beside_table
     from dflash_trt.observe.bench.report.curve_tables import goodput_table, speed_table, sweep_table
+    from dflash_trt.observe.bench.report.published_rows import published_sets
     from dflash_trt.observe.bench.report.run_verdict import verdict
     from dflash_trt.observe.bench.report.task_table import task_table
     from dflash_trt.observe.bench.report.workloads import load_runs
@@ -57,8 +64,9 @@ def report(
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)
     result = report_on(
-        loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency, reference=reference
-    )
+        loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency, reference=reference,
+        published=None if beside is None else published_sets()[beside],
+    )  # fmt: skip
     write_report(output, result, force=force)
     if as_json:
         print_json("bench-report", document(result))
@@ -71,4 +79,7 @@ def report(
         goodputs = [goodput_table(work.workload)] if work.workload.goodput else []
         print_tables([speed_table(work), sweep_table(work), *goodputs])
     print_tables(task_table(result, task) for task in result.tasks)
+    if result.published is not None:
+        print_tables([beside_table(result.beside, result.published)])
+        click.echo(f"note: {result.published.note}", err=True)
     click.echo(f"{quoted(output / HTML)} written")

@@ -12,7 +12,15 @@ import click
 from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import PATH, chat_option, json_option, options, required_target_option, tp_option
+from dflash_trt.cli.options import (
+    PATH,
+    chat_options,
+    json_option,
+    options,
+    required_target_option,
+    take_template,
+    tp_option,
+)
 from dflash_trt.cli.output import print_written, resumable
 from dflash_trt.cli.settings import max_tokens_option, runtime_options
 from dflash_trt.files.command import quoted
@@ -32,7 +40,7 @@ from dflash_trt.runtime.progress_display import progress_bar
     click.option("--max-batch-size", type=click.IntRange(min=1), default=8, show_default=True,
                  help="Prompts answered at once; a GPU answers 64 in hardly more time."),
     click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many."),
-    chat_option,
+    chat_options,
     runtime_options("device", "dtype"),
     tp_option,
     click.option("--taps-dtype", type=click.Choice(["float32", "bfloat16"]), show_default="the target's",
@@ -69,6 +77,7 @@ def capture(
     from dflash_trt.api.prompts import read_prompts
     from dflash_trt.runtime.ranks.join import join
 
+    template = take_template(settings)
     with join(settings["num_ranks"], settings["device"]) as ranks:
         draft_checkpoint, target_checkpoint = read_pair(draft, target)
         prompts = read_prompts(prompt_file)[:max_prompts]
@@ -80,7 +89,7 @@ def capture(
         with resumable(journal_file(output)), alone:
             sequences, tokens = capture_features(
                 draft_checkpoint, target_checkpoint, prompts, output,
-                CaptureOptions(target_name=checkpoint_label(target), **settings), ranks,
+                CaptureOptions(target_name=checkpoint_label(target), template=template, **settings), ranks,
                 force=force, progress=progress_bar,
             )  # fmt: skip
         print_written(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -15,12 +15,17 @@ import click
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.cli.options import ENGINE, engine_target_option, options
-from dflash_trt.cli.settings import runtime_options, sampling_options, take_runtime_options
+from dflash_trt.cli.options import ENGINE_OR_DEPLOYMENT, engine_target_option, options, take_template, template_options
+from dflash_trt.cli.settings import refuse_runtime_options, runtime_options, sampling_options, take_runtime_options
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+    from transformers import PreTrainedTokenizerBase
+
+    from dflash_trt.api.backend import Backend
+    from dflash_trt.api.chat_template import TemplateOptions
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.runtime.server.channels import ChannelTokens
 
 COMMANDS = {
@@ -34,15 +39,19 @@ HELP = "/help shows the commands, /quit ends, Ctrl-C stops an answer"
 
 
 @click.command(short_help="Talk to an engine in the terminal.")
-@click.argument("engine", type=ENGINE)
+@click.argument("engine", type=ENGINE_OR_DEPLOYMENT)
 @options(
     engine_target_option,
     click.option("--system", metavar="TEXT", help="System message that begins the conversation."),
+    template_options,
     sampling_options,
     runtime_options("draft_length", "cache_gib", "device", "executor", "dtype"),
 )
 def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
-    """Talk to ENGINE, an engine directory, in the target's chat template; /help shows the commands.
+    """Talk to ENGINE in the target's chat template; /help shows the commands.
+
+    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which runs in TensorRT-LLM's LLM
+    API on this machine's GPUs.
 
     If stdin is not a terminal, all of it is one message, and only the answer goes to stdout. After each answer, tokens,
     tau, tokens/s and whether it was cut go to stderr.
@@ -51,34 +60,53 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     Example:
       dflash-trt chat engine --max-tokens 512
     """
-    from dflash_trt.api.chat_template import check_chat
-    from dflash_trt.runtime.checked_pair import CheckedPair
-
+    template = take_template(settings)
+    assert template is not None, "without --chat there is always one"
     runtime = take_runtime_options(settings, max_batch_size=1)
     params = SamplingParams(**settings)
     if params.logprobs:
         raise click.UsageError("--logprobs: a conversation shows none; generate --json does")
-    pair = CheckedPair.read(engine, target)
-    check_chat(pair.tokenizer)
-    from dflash_trt.runtime.load import open_embedded  # it loads torch: seconds
-
+    tokenizer, open_backend = _prepared(engine, target, runtime)
+    template.encode(tokenizer, [{"role": "user", "content": "x"}])  # fails before minutes of loading
     message = None if sys.stdin.isatty() else _read_message()
-    with closing(open_embedded(pair, runtime)) as backend:
-        conversation = TerminalChat(backend, params, system)
+    with closing(open_backend()) as backend:
+        conversation = TerminalChat(backend, params, system, template)
         if message is not None:
             asyncio.run(conversation.ask(message))
         else:
             _talk(conversation)
 
 
+def _prepared(
+    engine: Path, target: str | None, options: RuntimeOptions
+) -> tuple[PreTrainedTokenizerBase, Callable[[], Backend]]:
+    """Tokenizer of an engine directory or a deployment, and a function that opens it."""
+    if (config := deployment_path(str(engine))) is not None:
+        refuse_runtime_options(config)
+        from dflash_trt.trtllm.llm_backend import deployment_tokenizer, open_deployment
+
+        return deployment_tokenizer(config, target), lambda: open_deployment(config, target, "dflash")
+    from dflash_trt.runtime.checked_pair import CheckedPair
+
+    pair = CheckedPair.read(engine, target)
+
+    def open_backend() -> Backend:
+        from dflash_trt.runtime.load import open_embedded  # it loads torch: seconds
+
+        return open_embedded(pair, options)
+
+    return pair.tokenizer, open_backend
+
+
 class TerminalChat:
     """The conversation so far; each answer is streamed and then becomes one of its messages."""
 
-    def __init__(self, backend: EmbeddedBackend, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, backend: Backend, params: SamplingParams, system: str | None, template: TemplateOptions) -> None:
         from dflash_trt.runtime.server.channels import ChannelTokens
 
         self._backend = backend
         self._params = params
+        self._template = template
         self._channels: ChannelTokens | None = ChannelTokens.read(backend.tokenizer)
         self.system = system
         self.reset()
@@ -103,7 +131,7 @@ class TerminalChat:
         tokenizer, stop = self._backend.tokenizer, self._params.stop_texts
         channels = None if self._channels is None else Channels(self._channels, tokenizer, stop)
         content = ""
-        prompt = self._backend.encode_chat(messages)
+        prompt = self._template.encode(tokenizer, messages)
         async with aclosing(self._backend.stream(prompt, self._params)) as chunks:
             async for chunk in chunks:
                 reasoning, text = "", chunk.text

@@ -15,7 +15,7 @@ import msgspec
 
 from dflash_trt.api.acceptance import NEAR_ZERO_TAU, Acceptance
 from dflash_trt.api.backend import Backend, run
-from dflash_trt.api.chat_template import encode
+from dflash_trt.api.chat_template import TemplateOptions, encode
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.paired_speed import Pair, PairedSpeed, Timing, paired_speed, take_turns
 from dflash_trt.api.sampling_params import SamplingParams
@@ -48,9 +48,10 @@ class Job:
     """Prompts and settings; `encode` comes before `run`."""
 
     prompt: str | list[list[int]]
-    """A text, wrapped in the chat template with `chat`, or prompts of token ids."""
+    """A text, or prompts of token ids."""
     params: SamplingParams
-    chat: bool
+    template: TemplateOptions | None
+    """Chat template that wraps the text, if any."""
     baseline: bool
     as_json: bool
     prompts: list[list[int]] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Job:
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Tokenizes the prompt; RequestError for an empty one, or without a chat template."""
         self.tokenizer, prompt = tokenizer, self.prompt
-        self.prompts = [encode(tokenizer, prompt, chat=self.chat)] if isinstance(prompt, str) else prompt
+        self.prompts = [encode(tokenizer, prompt, self.template)] if isinstance(prompt, str) else prompt
         if not all(self.prompts):
             raise RequestError("prompt: expected at least one token, found an empty prompt")
 

@@ -10,7 +10,7 @@ import traceback
 import click
 
 from dflash_trt.cli import output
-from dflash_trt.errors import DFlashError, MissingDependencyError, printable
+from dflash_trt.errors import DFlashError, MissingDependencyError, cut, printable
 
 # The extra of pyproject.toml that brings a module.
 EXTRAS = {
@@ -31,7 +31,7 @@ EXTRAS = {
     "jinja2": "observe",
     "pyarrow": "observe",
 }
-PACKAGES = {"google": "protobuf"}
+PACKAGES = {"google": "protobuf", "modelopt": "nvidia-modelopt"}
 """Names of packages that differ from their modules."""
 
 
@@ -49,6 +49,28 @@ def fail_usage(error: click.ClickException) -> int:
     error.show()
     _print_document(error.format_message(), None)
     return error.exit_code
+
+
+def broken_package(error: BaseException) -> str | None:
+    """Module in EXTRAS whose import raised `error`; None where none was being imported, or one is not installed."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRAS:
+        return None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if frame.f_code.co_name == "<module>" and name in EXTRAS:
+            return name
+    return None
+
+
+def fail_broken(module: str, error: BaseException) -> int:
+    """Reports a package that is installed but cannot be imported."""
+    return fail(
+        MissingDependencyError(
+            f"the installed package {PACKAGES.get(module, module)} cannot be imported: {type(error).__name__}:"
+            f" {cut(str(error))}",
+            hint=f"install it again: pip install --force-reinstall 'dflash-trt[{EXTRAS[module]}]'",
+        )
+    )
 
 
 def fail_import(error: ModuleNotFoundError) -> int:

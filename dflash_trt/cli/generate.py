@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given, tp_option
-from dflash_trt.cli.settings import runtime_options, sampling_options, take_runtime_options
+from dflash_trt.cli.options import (
+    ENGINE_OR_DEPLOYMENT,
+    PATH,
+    chat_options,
+    engine_target_option,
+    options,
+    take_template,
+    tp_option,
+)
+from dflash_trt.cli.settings import refuse_runtime_options, runtime_options, sampling_options, take_runtime_options
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
@@ -20,16 +27,17 @@ from dflash_trt.files.read import read_bytes
 from dflash_trt.runtime.progress_display import progress_line
 
 if TYPE_CHECKING:
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.cli.decode import Job
 
 
 @click.command(short_help="Decode prompts with the drafter.")
-@click.argument("engine", type=PATH)
+@click.argument("engine", type=ENGINE_OR_DEPLOYMENT)
 @click.argument("prompt", required=False)
 @options(
     engine_target_option,
     click.option("--token-ids", type=PATH, help="JSON file with a list of prompts as token-id lists."),
-    click.option("--chat", is_flag=True, help="Wrap PROMPT in the target's chat template."),
+    chat_options,
     sampling_options,
     click.option("--max-batch-size", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True,
                  help="Prompts decoded at once (--json)."),
@@ -40,12 +48,13 @@ if TYPE_CHECKING:
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text."),
 )  # fmt: skip
 def generate(
-    engine: Path, prompt: str | None, target: str | None, token_ids: Path | None, chat: bool, num_ranks: int,
+    engine: Path, prompt: str | None, target: str | None, token_ids: Path | None, num_ranks: int,
     baseline: bool, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Decode PROMPT, or the prompts of --token-ids, with a drafter.
 
-    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which TensorRT-LLM runs.
+    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which runs in TensorRT-LLM's LLM
+    API on this machine's GPUs.
 
     \b
     Example:
@@ -53,7 +62,8 @@ def generate(
     """
     if (prompt is None) == (token_ids is None):
         raise click.UsageError("give either PROMPT or --token-ids FILE")
-    if token_ids is not None and chat:
+    template = take_template(settings)
+    if token_ids is not None and template is not None:
         raise click.UsageError("--chat wraps text; --token-ids are taken as they are")
     if settings["max_batch_size"] > 1 and not as_json:
         raise click.UsageError("--max-batch-size: answers decoded at once are printed with --json only")
@@ -62,10 +72,9 @@ def generate(
 
     prompts: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
     runtime = take_runtime_options(settings)
-    job = Job(prompt=prompts, params=SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
+    job = Job(prompt=prompts, params=SamplingParams(**settings), template=template, baseline=baseline, as_json=as_json)
     if (config := deployment_path(str(engine))) is not None:
-        names = (*RuntimeOptions.__struct_fields__, "num_ranks")
-        refuse_given(names, f"is for an engine directory: the deployment file {config} sets it")
+        refuse_runtime_options(config)
         _run_deployment(config, target, job)
     else:
         _run_engine(engine, target, job, runtime, num_ranks)

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 from click.core import ParameterSource
 
+from dflash_trt.api.chat_template import TemplateOptions
 from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.deploy.catalog import next_commands
-from dflash_trt.deploy.deployment_path import refuse_deployment
+from dflash_trt.deploy.deployment_path import deployment_path, refuse_deployment
 from dflash_trt.deploy.gpus import FACTS_EXAMPLE, parse_gpu_facts
-from dflash_trt.errors import EngineError
+from dflash_trt.errors import EngineError, shown
 from dflash_trt.files.write import OutputKind, check_replaceable
 
 PATH = click.Path(path_type=Path)
@@ -26,16 +28,24 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "
 
 
 class EnginePath(click.Path):
-    """An engine directory, and no deployment, which runs in another server, or repository that has yet to be built."""
+    """An engine directory, or with `takes_deployments` a deployment; a repository has yet to be built."""
+
+    def __init__(self, *, takes_deployments: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._takes_deployments = takes_deployments
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        refuse_deployment(value)
+        if not self._takes_deployments:
+            refuse_deployment(value)
+        elif deployment_path(str(value)) is not None:
+            return super().convert(value, parameter, context)
         if not Path(value).exists() and (commands := next_commands(str(value))):
             raise EngineError(f"{value} is a repository, not an engine directory", hint=commands)
         return super().convert(value, parameter, context)
 
 
-ENGINE = EnginePath(path_type=Path)
+ENGINE = EnginePath()
+ENGINE_OR_DEPLOYMENT = EnginePath(takes_deployments=True)
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -67,6 +77,14 @@ def share(text: str) -> float:
     if match is None or (value := float(match[1]) / (100 if match[2] else 1)) >= 1:
         raise ValueError(f"expected a share such as 3% or 0.03, found {text!r}")
     return value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object; ValueError for anything else."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        raise ValueError(f'expected a JSON object such as {{"reasoning_effort": "low"}}, found {shown(text)}') from None
 
 
 def num_bytes(text: str) -> int:
@@ -124,7 +142,23 @@ gpu_facts_option = click.option(
     help="Facts of a GPU that dflash-trt does not know, under the name that --gpus gives it: gigabytes, GB/s and"
     " compute capability.",
 )  # fmt: skip
-chat_option = click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
+template_options = options(
+    click.option("--chat-template-kwargs", metavar="JSON", callback=parsed(json_object),
+                 help="Variables of the chat template: '{\"reasoning_effort\": \"low\"}'."),
+    click.option("--no-thinking", is_flag=True, help="Turn thinking off where the chat template has a switch for it."),
+)  # fmt: skip
+chat_options = options(
+    click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template."), template_options
+)
+
+
+def take_template(settings: dict[str, Any]) -> TemplateOptions | None:
+    """Takes `chat_options`, or `template_options` alone, out of a command's parameters; UsageError without --chat."""
+    variables, no_thinking = settings.pop("chat_template_kwargs"), settings.pop("no_thinking")
+    if settings.pop("chat", True):
+        return TemplateOptions(variables=variables or {}, no_thinking=no_thinking)
+    refuse_given(("chat_template_kwargs", "no_thinking"), "is for --chat")
+    return None
 
 
 deployment_options = options(

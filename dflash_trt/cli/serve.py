@@ -61,6 +61,8 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
 
+    A deployment is served by TensorRT-LLM, vLLM or SGLang: `dflash-trt serve-config`.
+
     \b
     Example:
       dflash-trt serve engine --api-key-file keys.txt

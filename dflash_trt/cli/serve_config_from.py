@@ -41,7 +41,10 @@ def convert_command(request: ConversionRequest) -> None:
     if request.draft is None:
         raise click.MissingParameter(param_hint="'--draft'", param_type="option")
     if str(file) == "-":
-        text = decode(sys.stdin.buffer.read(), file, ConfigError)
+        content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"standard input has more than {MAX_BYTES} bytes, the most that a command may have")
+        text = decode(content, "standard input", ConfigError)
     else:
         text = read_text(file, ConfigError, limit=MAX_BYTES)
     gpus = None if request.gpus is None else parse_gpus(request.gpus, "--gpus", request.gpu_facts)

@@ -16,7 +16,7 @@ from dflash_trt.deploy.cluster.cluster_server import cluster_server, node_script
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
-from dflash_trt.deploy.cluster.slurm import sbatch_script
+from dflash_trt.deploy.cluster.slurm import sbatch_script, split_settings
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
@@ -73,14 +73,17 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
     if request.source is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     deployment = read_deployment(request.source, request.target, request.draft, request.gpus, request.gpu_facts)
-    deployment = with_settings(deployment, request.runtime, request.settings)
+    sbatch, settings = split_settings(request.settings)
+    if request.cluster != "slurm" and len(settings) < len(request.settings):
+        raise click.UsageError("--set sbatch.OPTION=VALUE is for --launcher slurm")
+    deployment = with_settings(deployment, request.runtime, settings)
     host = request.host if request.cluster in (None, "slurm") else "0.0.0.0"  # noqa: S104 - a pod's server
     rendered = render(deployment, request.runtime, request.method, host=host, port=request.port)
     config = deployment_config(deployment, schema, rendered.arguments, rendered.environment)
     findings = judged(check(config), deployment.accepted_warnings, is_strict=request.is_strict)
     print_and_refuse(request.source, request.runtime, findings)
     if request.cluster is not None:
-        _write_cluster(request, request.cluster, rendered, schema.release)
+        _write_cluster(request, request.cluster, rendered, schema.release, sbatch)
         return
     if deployment.gpus.nodes > 1:
         rendered = _for_each_node(request.source, rendered)
@@ -94,13 +97,16 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
         click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start('FILE')}", err=True)
 
 
-def _write_cluster(request: WriteRequest, cluster: str, rendered: Rendered, version: str) -> None:
+def _write_cluster(
+    request: WriteRequest, cluster: str, rendered: Rendered, version: str, sbatch: dict[str, str]
+) -> None:
     image = request.image
     if cluster == "dynamo":
         image = dynamo_image(rendered.runtime, version, image, is_engine_mode=rendered.is_engine_mode)
     server = cluster_server(
         rendered, version=version, image=image, models=request.models or "/models", replicas=request.replicas or 1
     )
+    server = msgspec.structs.replace(server, sbatch=sbatch)
     steps = partial(cluster_steps, server, str(request.source), launcher=cluster)
     _print_or_write(WRITERS[cluster](server), request.output, steps)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ import click
 from dflash_trt.api.fields import descriptions
 from dflash_trt.api.runtime_options import CHOICES, DEFAULTS, DESCRIPTIONS, NUMBERS, RuntimeOptions
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplerSettings, SamplingParams
-from dflash_trt.cli.options import Command, options
+from dflash_trt.cli.options import Command, options, refuse_given
 
 
 def max_tokens_option(default: int, least: int) -> Callable[[Command], Command]:
@@ -58,3 +59,9 @@ def take_runtime_options(parameters: dict[str, Any], **fixed: Any) -> RuntimeOpt
     """Takes the settings of the runtime out of a command's parameters; `fixed` are those without an option."""
     given = {name: parameters.pop(name) for name in RuntimeOptions.__struct_fields__ if name in parameters}
     return RuntimeOptions(**given, **fixed)
+
+
+def refuse_runtime_options(config: Path) -> None:
+    """Raises UsageError where the running command has settings of the embedded runtime, which a deployment sets."""
+    names = (*RuntimeOptions.__struct_fields__, "num_ranks")
+    refuse_given(names, f"is for an engine directory: the deployment file {config} sets it")

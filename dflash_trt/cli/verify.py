@@ -13,9 +13,10 @@ import msgspec
 from dflash_trt.api.acceptance import POOREST_TAU
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.cli.options import (
+    ENGINE_OR_DEPLOYMENT,
     FILE,
     PATH,
-    chat_option,
+    chat_options,
     check_picture,
     engine_target_option,
     json_option,
@@ -23,6 +24,7 @@ from dflash_trt.cli.options import (
     parsed,
     refuse_given,
     share,
+    take_template,
     tp_option,
 )
 from dflash_trt.cli.output import print_json
@@ -33,18 +35,23 @@ from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
 
 if TYPE_CHECKING:
+    from dflash_trt.api.chat_template import TemplateOptions
     from dflash_trt.api.prompts import PromptLine
     from dflash_trt.runtime.measure.verification import TokenPrompt
     from dflash_trt.runtime.measure.verification_report import VerificationReport
     from dflash_trt.runtime.ranks.roles import Follower, Leader
 
 Report = TypeVar("Report", bound=msgspec.Struct)
+DECODING = (
+    "target", "prompt_file", "chat", "chat_template_kwargs", "no_thinking", "max_tokens", "dtype", "num_ranks", "plot",
+)  # fmt: skip
+"""Parameters without effect on captured answers."""
 MIN_TOKENS = 3
 """The first token is the prefill's and the last one a bonus: fewer leave nothing to draft."""
 
 
 @click.command(short_help="Check that an engine is lossless, and what quantisation cost.")
-@click.argument("engine", type=PATH)
+@click.argument("engine", type=ENGINE_OR_DEPLOYMENT)
 @options(
     engine_target_option,
     click.option("--prompts", "prompt_file", type=PATH,
@@ -52,7 +59,7 @@ MIN_TOKENS = 3
     click.option("--features", type=PATH,
                  help="File that `capture` wrote; its answers are replayed in place of --prompts."),
     click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
-    chat_option,
+    chat_options,
     max_tokens_option(128, MIN_TOKENS),
     runtime_options("device", "executor", "dtype"),
     tp_option,
@@ -63,12 +70,13 @@ MIN_TOKENS = 3
 )  # fmt: skip
 def verify(
     engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,
-    chat: bool, max_tokens: int, num_ranks: int, max_tau_loss: float | None, as_json: bool, plot: Path | None,
+    max_tokens: int, num_ranks: int, max_tau_loss: float | None, as_json: bool, plot: Path | None,
     **settings: Any,
 ) -> None:  # fmt: skip
     """Decode prompts with the drafter, without it, and with an unquantised reference.
 
-    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which TensorRT-LLM runs.
+    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which runs in TensorRT-LLM's LLM
+    API on this machine's GPUs.
 
     With --features nothing but the drafter runs: on captured answers the steps are those of decoding, and the tokens
     are the target's own.
@@ -83,10 +91,11 @@ def verify(
     """
     if max_tau_loss is not None and reference is None:
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
+    if features is not None:
+        refuse_given(DECODING, "cannot be used with --features")
+    template = take_template(settings)
     runtime = RuntimeOptions(max_batch_size=1, **settings)
     if features is not None:
-        decoding = ("target", "prompt_file", "chat", "max_tokens", "dtype", "num_ranks", "plot")
-        refuse_given(decoding, "cannot be used with --features")
         _verify_features(engine, features, reference, max_tau_loss, runtime, as_json=as_json)
         return
     if prompt_file is None:
@@ -99,7 +108,7 @@ def verify(
         refuse_given(refused, f"is for engine directories, found the deployment {config}")
         from dflash_trt.cli.verify_deployment import verify_deployment
 
-        verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
+        verify_deployment(config, target, read_prompts(prompt_file), max_tokens, template, as_json=as_json)
         return
 
     from dflash_trt.runtime.measure.verification_verdict import find_failure
@@ -107,7 +116,7 @@ def verify(
 
     with join(num_ranks, runtime.device) as ranks:
         check_picture(plot)
-        report = _decode(engine, target, reference, read_prompts(prompt_file), max_tokens, chat, runtime, ranks)
+        report = _decode(engine, target, reference, read_prompts(prompt_file), max_tokens, template, runtime, ranks)
         failure = find_failure(report, max_tau_loss)
         _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
         if plot is not None:
@@ -122,8 +131,8 @@ def verify(
 
 
 def _decode(
-    engine: Path, target: str | None, reference: Path | None, prompts: list[PromptLine], max_tokens: int, chat: bool,
-    options: RuntimeOptions, ranks: Leader | Follower,
+    engine: Path, target: str | None, reference: Path | None, prompts: list[PromptLine], max_tokens: int,
+    template: TemplateOptions | None, options: RuntimeOptions, ranks: Leader | Follower,
 ) -> VerificationReport:  # fmt: skip
     """Decodes the prompts plainly and with the engines."""
     from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
@@ -134,11 +143,11 @@ def _decode(
     def check(token_ids: list[int]) -> None:
         check_prompt(token_ids, max_tokens, pair.manifest.draft, pair.target.spec)
 
-    tokenize(prompts, pair.tokenizer, check, chat=chat)  # fails before minutes of loading
+    tokenize(prompts, pair.tokenizer, check, template)  # fails before minutes of loading
     with progress_line(f"loading {pair.target_name}"):
         verification = Verification.open(pair, reference, options, ranks)
     click.echo(verification.target_summary, err=True)
-    return verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
+    return verification.run(_progress(verification.tokenize(prompts, max_tokens, template)), max_tokens)
 
 
 def _verify_features(

@@ -18,6 +18,7 @@ from dflash_trt.errors import VerificationError
 from dflash_trt.trtllm.llm_backend import deployment_tokenizer, open_deployment
 
 if TYPE_CHECKING:
+    from dflash_trt.api.chat_template import TemplateOptions
     from dflash_trt.api.prompts import PromptLine
     from dflash_trt.deploy.deployment_file import Method
 
@@ -25,13 +26,14 @@ METHODS: tuple[Method, ...] = ("dflash", "none")
 
 
 def verify_deployment(
-    config: Path, target: str | None, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool, as_json: bool
-) -> None:
+    config: Path, target: str | None, prompts: Sequence[PromptLine], max_tokens: int, template: TemplateOptions | None,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     """Decode prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.runtime.measure.statistics import first_difference
 
     tokenizer = deployment_tokenizer(config, target)
-    ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
+    ids = [prompt.encode(tokenizer, template) for prompt in prompts]
     params = SamplingParams(max_tokens=max_tokens)
     answers, plain = (_answers(config, target, method, ids, params) for method in METHODS)
     results: list[dict[str, Any]] = [

@@ -10,6 +10,7 @@ from typing import Any
 
 from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.flags import argument_words
+from dflash_trt.deploy.foreign.named_file import named_text
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.script import Server
 from dflash_trt.deploy.shell_words import Word
@@ -17,8 +18,6 @@ from dflash_trt.deploy.trtllm_serve import file_words
 from dflash_trt.deploy.yaml_edits import with_value
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
-from dflash_trt.files.read import read_text
-from dflash_trt.files.strict_yaml import MAX_BYTES
 
 Edit = tuple[int, int, str]
 
@@ -87,10 +86,10 @@ def _file_edits(text: str, file: Path, server: Server, changes: dict[str, Any]) 
     if named:
         index, name = named[-1]
         path, word = Path(name), server.words[index]
-        new_name, old = (
-            str(path.with_name(f"{path.stem}.dflash{path.suffix}")),
-            read_text(file.parent / name, ConfigError, limit=MAX_BYTES),
-        )
+        new_name, found = str(path.with_name(f"{path.stem}.dflash{path.suffix}")), named_text(name, server.files, file)
+        if found is None:
+            raise ConfigError(f"{file} names {name}, outside its folder", hint="copy it there, and name the copy")
+        old = found
         assert isinstance(word, Word)
         yield word.begin, word.end, command_line([word.replace(name, new_name)])
     else:

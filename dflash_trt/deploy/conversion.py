@@ -100,9 +100,14 @@ def convert(
 
 def _without_drafts(config: CheckedConfig) -> CheckedConfig:
     """The command as it would decode without drafts."""
-    document = {key: value for key, value in config.document.items() if not SPECULATION.fullmatch(key)}
+    document = {key: value for key, value in config.document.items() if not _is_speculation(key)}
     served = msgspec.structs.replace(config.served, draft_sizes=None, checkpoint=None, algorithms={})
     return msgspec.structs.replace(config, document=document, served=served)
+
+
+def _is_speculation(key: object) -> bool:
+    """Whether an argument is about drafts; keys of YAML need not be text."""
+    return isinstance(key, str) and SPECULATION.fullmatch(key) is not None
 
 
 def _replaced(before: CheckedConfig, key: str, value: Any, kind: str) -> str:
@@ -163,7 +168,7 @@ def _selected(
     most = sizes.spec.num_draft_tokens
     attention = native_attention(sizes, gpu) if is_trtllm and gpu is not None else None
     new = draft_arguments(sizes, runtime, name, most, str(file), gpu=gpu, attention=attention)
-    old = {key: value for key, value in document.items() if SPECULATION.fullmatch(key)}
+    old = {key: value for key, value in document.items() if _is_speculation(key)}
     keys = runtime_keys()[runtime]
     if str(_at(old, METHOD_KEYS[runtime])).lower() == str(_at(new, METHOD_KEYS[runtime])).lower():
         K = _at(old, keys.num_draft_tokens)

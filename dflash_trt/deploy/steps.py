@@ -132,9 +132,11 @@ def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Pa
         change = command_line(["cd", models])
         below = _lines(f"({change} && {command})" for command in weights)
         build = f"{plans_srun(server)} {command_line(plans)}" if plans else ""
+        mpi = "srun --mpi=pmix --nodes=1 --ntasks=1 true" if rendered.runtime == "trtllm" else ""
         steps = shell_text(
-            "steps_slurm.sh", models=models, weights=below, plans=Text(build), file=file_name, port=server.port, ask=ask
-        )
+            "steps_slurm.sh", models=models, weights=below, plans=Text(build), mpi=Text(mpi), file=file_name,
+            port=server.port, ask=ask,
+        )  # fmt: skip
         return _numbered(rendered.head, CLUSTER_NEEDS["slurm"], steps)
     service = f"{graph_name(server)}-{FRONTEND}" if launcher == "dynamo" else server.name
     if launcher == "kubernetes" and server.nodes > 1:

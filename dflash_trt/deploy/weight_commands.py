@@ -10,7 +10,7 @@ from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.trtllm_arguments import converted_draft, is_engine_mode, place
-from dflash_trt.files.command import command_line
+from dflash_trt.files.command import argument, command_line
 
 DOWNLOAD = "hf download"
 
@@ -21,9 +21,9 @@ def weight_commands(deployment: ResolvedDeployment, source: str, runtime: Runtim
     They need no GPU.
     """
     if not Path(deployment.target).is_dir():
-        yield f"{DOWNLOAD} {command_line([deployment.target])}"
-    if method == "eagle3":
-        yield f"{DOWNLOAD} {command_line([deployment.eagle3_drafter().model])}"
+        yield f"{DOWNLOAD} {command_line([argument(deployment.target, 'target')])}"
+    if method == "eagle3" and not Path(model := deployment.eagle3_drafter().model).is_dir():
+        yield f"{DOWNLOAD} {command_line([argument(model, 'eagle3.model')])}"
     if method != "dflash":
         return
     draft = deployment.draft if runtime == "trtllm" or deployment.mode == "native" else deployment.checkpoint
@@ -35,7 +35,7 @@ def weight_commands(deployment: ResolvedDeployment, source: str, runtime: Runtim
         if not Path(converted).is_dir():
             yield command_line(["dflash-trt", "quantize", draft, "--recipe", "bf16", "-o", converted])
     else:
-        yield f"{DOWNLOAD} {command_line([draft])}"
+        yield f"{DOWNLOAD} {command_line([argument(draft, 'draft')])}"
 
 
 def plans_command(deployment: ResolvedDeployment, runtime: Runtime, method: Method) -> list[str]:

@@ -26,8 +26,8 @@ from dflash_trt.files.write import OutputKind
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 2**26
 # 1: draft.onnx had a dynamic block size; 2: q, k and v reached its attention nodes apart; 3: it read dense caches;
-# 4: context.onnx had two outputs, k and v
-SCHEMA_VERSION = 5
+# 4: context.onnx had two outputs, k and v; 5: draft.onnx read addresses without checksums
+SCHEMA_VERSION = 6
 
 
 NumRanks = Annotated[int, msgspec.Meta(ge=1, le=1024)]

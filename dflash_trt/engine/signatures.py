@@ -16,7 +16,8 @@ from dflash_trt.checkpoint.number_formats import NVFP4
 from dflash_trt.checkpoint.quantization import Quantization
 
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
-CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
+CONTEXT_LAYOUT_SIZE = 6  # page size; strides of page, K to V, row and head; number of pages
+CONTEXT_POINTER_SIZE = 2  # address, checksum
 CONTEXT_HIDDEN = "context_hidden"
 PAGE_SIZES = (16, 32, 64)  # rows of a page, where a context has several
 TOKENS_PER_PAGE = 32  # in the caches of target and drafter; the default of tokens_per_block in TensorRT-LLM
@@ -96,7 +97,7 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
 
     context: target_hidden [T, A*H], positions [T] -> kv [T, 2, L, G, D], K before V; and in a LiLiCorr draft
     context_hidden [T, H], from which K and V are projected: it scores candidates by the last of these rows.
-    draft: noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5],
+    draft: noise_embeds [B, S, H], positions [B, S], context_pointers [L, 2], context_layout [6],
     page_table [slots, pages], slot_ids [B], context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own
     token_ids [B, K]: its proposals, by the target's ids; or, where candidates are scored, candidate_ids and
     candidate_logits [B, K, k].
@@ -122,7 +123,7 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
     )
     block = (port("noise_embeds", COMPUTE, "B", S, H), port("positions", INT32, "B", S))
     cache = (
-        port("context_pointers", INT64, L),
+        port("context_pointers", INT64, L, CONTEXT_POINTER_SIZE),
         port("context_layout", INT64, CONTEXT_LAYOUT_SIZE),
         port("page_table", INT32, "slots", "pages"),
         port("slot_ids", INT32, "B"),

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt
-from dflash_trt.api.chat_template import encode, encode_chat, prompt_token_ids
+from dflash_trt.api.backend import Chunk, DecoderMetrics, Prompt
+from dflash_trt.api.chat_template import encode, prompt_token_ids
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
@@ -73,7 +73,7 @@ class EmbeddedBackend:
         self.submit(request)
         return partial(self.cancel, request), _until_whole(chunks)
 
-    def follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Chunk]:
+    def follow(self, prompt: Prompt, params: SamplingParams) -> Generator[Chunk]:
         """Answer step by step, from the first `next` on; closing the iterator cancels it.
 
         Raises RequestError for an invalid request at once.
@@ -98,7 +98,7 @@ class EmbeddedBackend:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt."""
-        return encode(self.tokenizer, prompt, chat=False) if isinstance(prompt, str) else prompt_token_ids(prompt)
+        return encode(self.tokenizer, prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
     @property
     def grammars(self) -> GrammarCompiler:
@@ -155,10 +155,6 @@ class EmbeddedBackend:
         """Tokens up to which the draft's RoPE is not scaled; None where it never is."""
         scaling = self.session.manifest.draft.rope.scaling
         return None if scaling is None else scaling.original_max_position_embeddings
-
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation in the target's chat template."""
-        return encode_chat(self.tokenizer, messages)
 
     def metrics(self) -> DecoderMetrics:
         """Current load of the decoder, and its totals."""
@@ -217,7 +213,7 @@ async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerat
             return
 
 
-def _follow(pending: PendingRequest) -> Iterator[Chunk]:
+def _follow(pending: PendingRequest) -> Generator[Chunk]:
     pending.submit()
     try:
         yield from pending.chunks()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dflash_trt.trtllm trtllm-serve ...`: a command with our drafter registered in every rank.
+"""`python -m dflash_trt.trtllm trtllm-serve ...`: a command or Python file with our drafter registered in every rank.
 
 TensorRT-LLM spawns its ranks with mpi4py, which imports the main module of the spawning process into each of them
 (as `__worker__`), so module-level code runs in all of them; `--custom_module_dirs` alone reaches only the process that

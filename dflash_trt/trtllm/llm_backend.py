@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.api.backend import Chunk, Messages, Prompt
-from dflash_trt.api.chat_template import encode_chat, prompt_token_ids
+from dflash_trt.api.backend import Chunk, Prompt
+from dflash_trt.api.chat_template import prompt_token_ids
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.checkpoint.source import configuration_directory
@@ -32,10 +31,10 @@ from dflash_trt.deploy.real_classes import installed_version
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
+from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE, trtllm_arguments
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.trtllm.launch_environment import is_trtllm_launch
-from dflash_trt.trtllm.registration import check_start, import_tensorrt_llm
+from dflash_trt.trtllm.registration import check_start, import_tensorrt_llm, running_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,8 +84,9 @@ class TrtllmBackend:
         """
         import_tensorrt_llm("a deployment file")
         arguments = trtllm_arguments(deployment, method)
-        _check(deployment, arguments)
-        if deployment.mode == "engine" and method == "dflash":
+        registers = deployment.mode == "engine" and method == "dflash"
+        _check(deployment, arguments, registers=registers)
+        if registers:
             check_start()
         return cls({"model": deployment.target, **arguments})
 
@@ -112,7 +112,7 @@ class TrtllmBackend:
         finally:
             growth.end()
 
-    def follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Chunk]:
+    def follow(self, prompt: Prompt, params: SamplingParams) -> Generator[Chunk]:
         """The answer as it grows, from the first `next` on; closing the iterator aborts the request."""
         growth = _Growth(self, prompt, params, incremental=True)
         try:
@@ -120,10 +120,6 @@ class TrtllmBackend:
                 yield growth.chunk(state)
         finally:
             growth.end()
-
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """A conversation in the target's chat template."""
-        return encode_chat(self.tokenizer, messages)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -279,8 +275,11 @@ def sampling_arguments(params: SamplingParams, *, is_speculative: bool) -> dict[
     return {"max_tokens": params.max_tokens, "return_perf_metrics": True, **said}
 
 
-def _check(deployment: ResolvedDeployment, arguments: dict[str, Any]) -> None:
-    """Refuse what `serve-config --check` would, and more ranks than this machine has GPUs."""
+def _check(deployment: ResolvedDeployment, arguments: dict[str, Any], *, registers: bool) -> None:
+    """Refuse what `serve-config --check` would, and more ranks than this machine has GPUs.
+
+    `registers` says whether ranks must have our drafter.
+    """
     schema = load_schema("trtllm", installed_version("trtllm"))
     findings = check(deployment_config(deployment, schema, arguments))
     if errors := [finding for finding in findings if finding.severity == ERROR]:
@@ -290,5 +289,12 @@ def _check(deployment: ResolvedDeployment, arguments: dict[str, Any]) -> None:
     if ranks > gpus and not is_trtllm_launch(os.environ):
         raise ConfigError(
             f"{deployment.name}: expected {ranks} GPUs on this machine, found {gpus}",
-            hint=f"over several nodes: mpirun -n {ranks} trtllm-llmapi-launch dflash-trt {shlex.join(sys.argv[1:])}",
+            hint=f"over several nodes: mpirun -n {ranks} trtllm-llmapi-launch {shlex.join(_start(registers))}",
         )
+
+
+def _start(registers: bool) -> list[str]:
+    """Words that start this program again, with our drafter in every rank where it `registers`."""
+    command = running_command()
+    prefix = ENGINE_MODE if registers else ["python"] if command[0].endswith(".py") else []
+    return [*prefix, *command]

@@ -36,16 +36,39 @@ T = TypeVar("T")
 
 
 def run_command(command: Sequence[str]) -> None:
-    """Runs the console script `command[0]`, or dynamo.trtllm, with the rest as arguments; exits with its status."""
+    """Runs the console script or Python file `command[0]`, or dynamo.trtllm, with the rest as arguments; then exits."""
+    if command and command[0].endswith(".py"):
+        _run_file(Path(command[0]), command)
     if command and command[0] == DYNAMO:
         sys.argv[:] = list(command)
         runpy.run_module(DYNAMO, run_name="__main__")  # in place: sys.modules keeps the main module that registers
         sys.exit()
     scripts = {script.name: script for script in entry_points(group="console_scripts")}
     if not command or command[0] not in scripts:
-        sys.exit(f"usage: {' '.join(ENGINE_MODE)} trtllm-serve|trtllm-bench|dflash-trt ARGUMENTS...")
+        sys.exit(f"usage: {' '.join(ENGINE_MODE)} trtllm-serve|trtllm-bench|dflash-trt|FILE.py ARGUMENTS...")
     sys.argv[:] = list(command)
     sys.exit(scripts[command[0]].load()())
+
+
+def _run_file(file: Path, command: Sequence[str]) -> None:
+    """Runs a Python file in place: runpy.run_path would make it the main module, which ranks then import."""
+    try:
+        code = compile(file.read_bytes(), str(file), "exec")
+    except OSError as problem:
+        sys.exit(f"error: {file}: {problem.strerror}")
+    sys.argv[:] = list(command)
+    sys.path[0] = str(file.resolve().parent)  # python FILE puts it there, too
+    exec(code, {"__name__": "__main__", "__file__": str(file), "__builtins__": __builtins__})  # noqa: S102
+    sys.exit()
+
+
+def running_command() -> list[str]:
+    """Words that start this program again: a Python file, or the command dflash-trt."""
+    name, *arguments = sys.argv or [""]
+    if name in ("", "-c"):
+        return ["FILE.py"]
+    is_file = name.endswith(".py") and Path(name).name != "__main__.py"
+    return [name if is_file else "dflash-trt", *arguments]
 
 
 def check_start() -> None:
@@ -54,7 +77,7 @@ def check_start() -> None:
     if spec is None or spec.name != f"{MODULE}.__main__":
         raise EngineError(
             "engine mode: expected a start that registers the drafter in every rank, found another main module",
-            hint=f"{' '.join(ENGINE_MODE)} dflash-trt {shlex.join(sys.argv[1:])}",
+            hint=shlex.join([*ENGINE_MODE, *running_command()]),
         )
 
 

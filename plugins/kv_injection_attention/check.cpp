@@ -114,7 +114,7 @@ Problem check_params(const Params& p) {
   checks.tensor("q_norm", p.q_norm, kAlignment);
   checks.tensor("k_norm", p.k_norm, kAlignment);
   checks.tensor("rope", p.rope, kAlignment);
-  checks.tensor("context_pointers", p.context_pointers, alignof(int64_t));
+  checks.tensor("context_pointers", p.context_pointers, kAlignment);
   checks.tensor("context_layout", p.context_layout, kAlignment);
   checks.tensor("page_table", p.page_table, alignof(int32_t));
   checks.tensor("slot_ids", p.slot_ids, alignof(int32_t));
@@ -129,21 +129,6 @@ Problem check_gpu(bool fp8_cache, int32_t compute_capability) {
   return text("fp8_cache: expected a GPU of compute capability ", kFirstFp8 / 10, ".", kFirstFp8 % 10,
               " or newer, found ", compute_capability / 10, ".", compute_capability % 10,
               "; to build for another GPU, hide this one: CUDA_VISIBLE_DEVICES=");
-}
-
-Problem check_layout(const Params& p, const int64_t* layout) {
-  Checks checks;
-  const int64_t size = layout[kPageSize];
-  if (p.max_pages > 1) {
-    checks.expect(size == 16 || size == 32 || size == kMaxPageSize, "page size", size, "16, 32 or 64");
-  }
-  checks.range("page size", size, 1, kMaxContext);
-  constexpr const char* kNames[] = {"page", "K to V", "row", "head"};
-  for (int32_t i = 0; i < 4; ++i) {
-    checks.expect(layout[kPageStride + i] % kAlignment == 0, text("stride, ", kNames[i]).c_str(),
-                  layout[kPageStride + i], "a multiple of ", kAlignment);
-  }
-  return checks.result();
 }
 
 Problem check_requests(const Params& p, int64_t page_size, const int32_t* slot_ids, const int32_t* context_lengths) {

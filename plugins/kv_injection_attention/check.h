@@ -25,9 +25,6 @@ Problem check_params(const Params& params);
 // Checks that the GPU supports the cache's format; `compute_capability` is 10 * major + minor, or 0 if unknown.
 Problem check_gpu(bool fp8_cache, int32_t compute_capability);
 
-// Checks the values of context_layout, if they are in host memory.
-Problem check_layout(const Params& params, const int64_t* layout);
-
 // Checks the values of slot_ids [B] and context_lengths [B], if they are in host memory; `page_size` is the layout's.
 Problem check_requests(const Params& params, int64_t page_size, const int32_t* slot_ids,
                        const int32_t* context_lengths);

@@ -9,6 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define DFLASH_ANYWHERE __host__ __device__
+#else
+#define DFLASH_ANYWHERE
+#endif
+
 namespace dflash::kv_injection {
 
 enum class DType : int32_t { kF16 = 0, kBF16 = 1, kF8E4M3 = 2 };
@@ -19,15 +25,33 @@ inline constexpr int32_t kMaxBatch = 256;
 inline constexpr int32_t kMaxHeads = 1024;   // so that N * D always fits
 inline constexpr int32_t kMaxPageSize = 64;  // if a row has several pages
 
-// Fields of context_layout: the page size in context rows, then strides in bytes, each a multiple of 16.
+// Fields of context_layout: the page size in context rows, strides in bytes, each a multiple of 16, and the number of
+// pages that page table entries may name.
 enum Layout : int32_t {
   kPageSize,    // 16, 32 or 64; any size if M is 1
   kPageStride,  // between pages of a layer
   kKVStride,    // from K to V of a page
   kRowStride,   // between context rows of a page
   kHeadStride,  // between heads
+  kNumPages,
   kLayoutSize,
 };
+
+// Fields of a row of context_pointers.
+enum Pointer : int32_t {
+  kAddress,   // K in the layer's first page, a multiple of 16
+  kChecksum,  // context_checksum() of the address and the layout
+  kPointerSize,
+};
+
+// Tells addresses and strides from the arbitrary values with which TensorRT's builder times a node: random values match
+// with a probability of 2^-64, and values that are all equal, or equal within each of the two tensors, never do, because
+// 2 a + 6 b + 1 is odd.
+DFLASH_ANYWHERE constexpr int64_t context_checksum(int64_t address, const int64_t* layout) {
+  auto sum = static_cast<uint64_t>(address);
+  for (int32_t i = 0; i < kLayoutSize; ++i) sum += static_cast<uint64_t>(layout[i]);
+  return static_cast<int64_t>(~sum);
+}
 
 struct Params {
   // Sizes.
@@ -62,12 +86,13 @@ struct Params {
   const float* rope;     // [B, S, D]: cos, then sin, of each slot's position, including YaRN's factor
 
   // The context, read only. Row j of a slot is at position j, block slot s at position context_length + s. Row j of
-  // head g lies at context_pointers[layer] + page_table[slot][j / page size] * page stride + j % page size * row stride
-  // + g * head stride, D elements of cache_dtype: K, normalised and rotated; V lies kKVStride bytes further. Only page
-  // table entries of pages with visible rows are read.
-  const int64_t* context_pointers;  // [L] addresses, multiples of 16
+  // head g lies at address + page_table[slot][j / page size] * page stride + j % page size * row stride + g * head
+  // stride, D elements of cache_dtype: K, normalised and rotated; V lies kKVStride bytes further. Only page table
+  // entries of pages with visible rows are read. A request whose slot id, length or entries are out of range reads no
+  // other memory, and its output is NaN; so is every request's if pointers or layout are invalid (context_layout.h).
+  const int64_t* context_pointers;  // [L][kPointerSize]
   const int64_t* context_layout;    // [kLayoutSize]
-  const int32_t* page_table;        // [slots, M]
+  const int32_t* page_table;        // [slots, M], each in [0, number of pages)
   const int32_t* slot_ids;          // [B], rows of the page table, each in [0, slots)
   const int32_t* context_lengths;   // [B], each in [0, M * page size]
   const float* sinks;               // [N] extra logits of the softmax that have no value; may be null

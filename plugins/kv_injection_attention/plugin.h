@@ -9,7 +9,8 @@
 namespace dflash::kv_injection {
 
 inline constexpr char kPluginName[] = "DFlashKVInjectionAttention";
-inline constexpr char kPluginVersion[] = "4";  // 1 had q, k and v as three inputs; 2 had dense caches; 3 had no bias
+// 1 had q, k and v as three inputs; 2 had dense caches; 3 had no bias; 4 had neither a number of pages nor checksums.
+inline constexpr char kPluginVersion[] = "5";
 inline constexpr char kPluginNamespace[] = "dflash_trt";
 
 class AttentionPlugin final : public nvinfer1::IPluginV3,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv_injection_attention/check.h"
+#include "kv_injection_attention/context_layout.h"
 #include "kv_injection_attention/numbers.h"
 
 namespace dflash::kv_injection {
@@ -69,13 +70,32 @@ bool sees(const Params& p, int32_t query, int32_t key) {
   return p.sliding_window == 0 || std::abs(query - key) < p.sliding_window;
 }
 
+const int64_t* pointer_of(const Params& p) { return p.context_pointers + int64_t{p.layer} * kPointerSize; }
+
+// Page table entry for context row j of request b.
+int64_t entry_of(const Params& p, int32_t b, int32_t j) {
+  return p.page_table[int64_t{p.slot_ids[b]} * p.max_pages + j / p.context_layout[kPageSize]];
+}
+
+// Whether the context of request b can be read: layout, slot id, length, and the entries of its visible rows.
+bool is_valid(const Params& p, int32_t b) {
+  const int32_t most = most_context_rows(p.max_pages, pointer_of(p), p.context_layout);
+  const int32_t slot = p.slot_ids[b], length = p.context_lengths[b];
+  if (most == 0 || slot < 0 || slot >= p.slots || length < 0 || length > most) return false;
+  for (int32_t j = 0; j < length; ++j) {
+    if (!sees(p, length, j)) continue;
+    const int64_t entry = entry_of(p, b, j);
+    if (entry < 0 || entry >= p.context_layout[kNumPages]) return false;
+  }
+  return true;
+}
+
 // K of context row j, key/value head g, of request b.
 const unsigned char* context_row(const Params& p, int32_t b, int32_t g, int32_t j) {
   const int64_t* layout = p.context_layout;
-  const int64_t page = j / layout[kPageSize], row = j % layout[kPageSize];
-  const int64_t entry = p.page_table[int64_t{p.slot_ids[b]} * p.max_pages + page];
-  const auto* first = reinterpret_cast<const unsigned char*>(p.context_pointers[p.layer]);
-  return first + entry * layout[kPageStride] + row * layout[kRowStride] + g * layout[kHeadStride];
+  const auto* first = reinterpret_cast<const unsigned char*>(pointer_of(p)[kAddress]);
+  return first + entry_of(p, b, j) * layout[kPageStride] + j % layout[kPageSize] * layout[kRowStride] +
+         g * layout[kHeadStride];
 }
 
 Keys keys_of(const Params& p, int32_t b, int32_t g) {
@@ -133,19 +153,21 @@ void attend_head(const Params& p, const Keys& keys, int32_t b, int32_t n) {
   }
 }
 
-void refuse(const Problem& problem) {
-  if (problem) throw std::invalid_argument(*problem);
+void fill_with_nan(const Params& p, int32_t b) {
+  const int64_t values = int64_t{p.block} * p.num_heads * p.head_dim;
+  for (int64_t i = 0; i < values; ++i) store(p.out, b * values + i, NAN, p.out_dtype);
 }
 
 }  // namespace
 
 void reference(const Params& p) {
-  refuse(check_params(p));
-  if (p.batch == 0) return;
-  refuse(check_layout(p, p.context_layout));
-  refuse(check_requests(p, p.context_layout[kPageSize], p.slot_ids, p.context_lengths));
+  if (const Problem problem = check_params(p)) throw std::invalid_argument(*problem);
   const int32_t group = p.num_heads / p.num_kv_heads;
   for (int32_t b = 0; b < p.batch; ++b) {
+    if (!is_valid(p, b)) {
+      fill_with_nan(p, b);
+      continue;
+    }
     for (int32_t g = 0; g < p.num_kv_heads; ++g) {
       const Keys keys = keys_of(p, b, g);
       for (int32_t n = g * group; n < (g + 1) * group; ++n) attend_head(p, keys, b, n);

@@ -7,8 +7,8 @@
 namespace dflash::kv_injection {
 
 // Fills params.out. Computes in float64 and rounds once at the output, so the result is within half a unit in the last
-// place of the exact one. Only visible cache rows are read. Throws std::invalid_argument with the message of
-// check_params or check_requests.
+// place of the exact one. Only visible cache rows are read; as the kernel does, it fills the outputs of requests that are
+// out of range with NaN (see Params). Throws std::invalid_argument with the message of check_params.
 void reference(const Params& params);
 
 }  // namespace dflash::kv_injection

@@ -129,7 +129,7 @@ void expect_shapes(const Params& p, const Given& inputs, const TensorView& out) 
   expect(kQNorm, {D});
   expect(kKNorm, {D});
   expect(kRope, {B, S, D});
-  expect(kContextPointers, {p.layers});
+  expect(kContextPointers, {p.layers, kPointerSize});
   expect(kContextLayout, {kLayoutSize});
   expect(kPageTable, {p.slots, p.max_pages});
   expect(kSlotIds, {B});
@@ -215,7 +215,7 @@ Params make_params(const Attributes& attributes, std::span<const TensorView> ten
   const Given inputs = by_name(attributes, tensors);
   const auto axis = [&](Input input, int32_t index) { return size(input_name(input), *inputs[input], index); };
   expect_shape(input_name(kRope), *inputs[kRope], {kAny, kAny, kAny});
-  expect_shape(input_name(kContextPointers), *inputs[kContextPointers], {kAny});
+  expect_shape(input_name(kContextPointers), *inputs[kContextPointers], {kAny, kPointerSize});
   expect_shape(input_name(kPageTable), *inputs[kPageTable], {kAny, kAny});
   expect_types(attributes, inputs, out);
 

@@ -37,7 +37,7 @@ enum Input : int32_t {
   kQNorm,            // [D]                      as qkv
   kKNorm,            // [D]                      as qkv
   kRope,             // [B, S, D]                F32
-  kContextPointers,  // [L]                      I64
+  kContextPointers,  // [L, kPointerSize]        I64
   kContextLayout,    // [kLayoutSize]            I64
   kPageTable,        // [slots, M]               I32
   kSlotIds,          // [B]                      I32

@@ -181,6 +181,33 @@ def test_an_error_of_the_file_system_is_no_bug() -> None:
     assert result.stderr == "error: /some/file: expected to read or write, found: Permission denied\n"
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise AttributeError('no _C')", "AttributeError: no _C"),
+        ("raise OSError('libcudart.so: cannot open')", "OSError: libcudart.so: cannot open"),
+        ("from json import nothing", "ImportError: cannot import name 'nothing' from 'json'"),
+        ("import modelopt_needs_this", "ModuleNotFoundError: No module named 'modelopt_needs_this'"),
+    ],
+)
+def test_a_broken_package_is_no_bug(code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of an installed package's own import names the package, and the extra that brings it."""
+    (tmp_path / "modelopt").mkdir()
+    (tmp_path / "modelopt" / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "modelopt"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def broken(*_: object) -> None:
+        import modelopt  # noqa: F401
+
+    with patch.object(sys.modules["dflash_trt.cli.inspect"], "read_draft", broken):
+        result = run("inspect", FIXTURES / "tiny-qwen3-dflash")
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: the installed package nvidia-modelopt cannot be imported: {words}")
+    assert "pip install --force-reinstall 'dflash-trt[calibrate]'" in result.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.full)])
 def test_full_stdout(draft_dir: Path, unbuffered: str) -> None:
     command = [sys.executable, "-m", "dflash_trt", "inspect", str(draft_dir), "--json"]

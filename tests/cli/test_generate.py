@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt generate` from the outside, with and without --tp; decoding itself is tested in tests/runtime."""
 
+import io
 import json
 import os
 import shutil
@@ -11,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 
+from dflash_trt.api import chat_template
 from dflash_trt.api.paired_speed import Pair, Timing, paired_speed
 from dflash_trt.cli import decode
 from dflash_trt.engine.manifest import sha256
@@ -156,9 +159,9 @@ def test_what_cannot_be_decoded(
         assert word in message
 
 
-@pytest.mark.parametrize("take", [partial(run_here, name) for name in ("serve", "chat", "dynamo")])
+@pytest.mark.parametrize("take", [partial(run_here, name) for name in ("serve", "dynamo")])
 def test_a_deployment_is_served_elsewhere(take: Callable[[str], object]) -> None:
-    """`generate`, `verify` and LLM run it in TensorRT-LLM; these only take engines."""
+    """`generate`, `chat`, `verify` and LLM run it in TensorRT-LLM; these only take engines."""
     message = refusal(lambda: take("gpt-oss-120b.b300x8.latency"), EngineError)
     assert "gpt-oss-120b.b300x8.latency is a deployment, not an engine directory" in message
     assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
@@ -214,6 +217,51 @@ def test_chat_needs_a_template(engine: Path, tmp_path: Path, monkeypatch: pytest
     target = without_template(TARGET.name, tmp_path)
     message = refusal(lambda: run_here("generate", engine, "def", "--chat", "--target", target), RequestError)
     assert "chat: expected a tokenizer with a chat template, found none" in message
+
+
+def with_template(template: str, directory: Path) -> Path:
+    target = without_template(TARGET.name, directory)
+    (target / "chat_template.jinja").write_text(template)
+    return target
+
+
+TEMPLATE = "{{ messages[-1].content }} in {{ language }}{% if enable_thinking is false %}!{% endif %}"
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_variables_of_the_chat_template(
+    engine: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt that the model gets is the template's text; of `chat`, by what is encoded."""
+    prompts: list[str] = []
+    encode = chat_template.TemplateOptions.encode
+
+    def record(self: Any, tokenizer: Any, messages: Any) -> list[int]:
+        ids = encode(self, tokenizer, messages)
+        prompts.append(tokenizer.decode(ids))
+        return ids
+
+    monkeypatch.setattr(chat_template.TemplateOptions, "encode", record)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"sort")))
+    words = (engine, "sort", "--chat") if command == "generate" else (engine,)
+    options = ("--chat-template-kwargs", '{"language": "C"}', "--no-thinking", "--max-tokens", 1)
+    run_here(command, *words, "--target", with_template(TEMPLATE, tmp_path), *options)
+    assert prompts[-1] == "sort in C!"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--chat", "--chat-template-kwargs", "[1]"), "expected a JSON object such as"),
+        (("--chat", "--chat-template-kwargs", "{"), "expected a JSON object such as"),
+        (("--chat-template-kwargs", "{}"), "--chat-template-kwargs is for --chat"),
+        (("--no-thinking",), "--no-thinking is for --chat"),
+    ],
+)
+def test_variables_that_are_none(engine: Path, options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(click.UsageError) as refused:
+        run_here("generate", engine, "def", *options)
+    assert message in str(refused.value)
 
 
 @pytest.mark.full

@@ -331,7 +331,16 @@ def test_sampled_answers(engines: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "options", [("--target", "x"), ("--prompts", "x"), ("--chat",), ("--max-tokens", 9), ("--plot", "x.png")]
+    "options",
+    [
+        ("--target", "x"),
+        ("--prompts", "x"),
+        ("--chat",),
+        ("--no-thinking",),
+        ("--chat-template-kwargs", "{}"),
+        ("--max-tokens", 9),
+        ("--plot", "x.png"),
+    ],
 )
 def test_what_needs_the_target_is_no_option_beside_features(options: tuple[object, ...]) -> None:
     with pytest.raises(click.UsageError, match=f"{options[0]} cannot be used with --features"):

@@ -250,13 +250,13 @@ def _execute(host: HostRuntime, context: Any, stream_handle: int) -> bool:
 
 def _caches(attributes: list[dict[str, Any]], pointers: Any, layout: Any, table: Any, slots: Any, lengths: Any) -> Any:
     """Inputs of the CPU's graph: each block's context rows in a separate slot, padded with zeros."""
-    size, page_stride, kv_stride, row_stride, head_stride = map(int, layout)
+    size, page_stride, kv_stride, row_stride, head_stride, _ = map(int, layout)
     C, G, D = max(1, *lengths), attributes[0]["num_kv_heads"], attributes[0]["head_dim"]
     caches = np.zeros((2, len(slots), len(pointers), C, G, D), dtype=np.float32)
     for b, layer, page, kv in np.ndindex(len(slots), len(pointers), -(-C // size), 2):
         begin, end = page * size, min((page + 1) * size, int(lengths[b]))
         if begin < end:
-            at = int(pointers[layer]) + int(table[slots[b], page]) * page_stride + kv * kv_stride
+            at = int(pointers[layer][0]) + int(table[slots[b], page]) * page_stride + kv * kv_stride
             dtype = TensorProto.FLOAT8E4M3FN if attributes[layer]["fp8_cache"] else TensorProto.BFLOAT16
             values = _read(at, dtype, (end - begin, G, D), row_stride, head_stride)
             caches[kv, b, layer, begin:end] = values * attributes[layer][f"{'kv'[kv]}_scale"]
@@ -282,7 +282,7 @@ BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "get_plugin_registry": lambda r: _make(r, "IPluginRegistry"),
     "IPluginRegistry.get_creator": lambda r, self, *key: object() if key in r.creators else None,
     "IPluginRegistry.load_library": lambda r, self, path: r.creators.add(
-        ("DFlashKVInjectionAttention", "4", "dflash_trt")
+        ("DFlashKVInjectionAttention", "5", "dflash_trt")
     ),
     "Runtime.deserialize_cuda_engine": _deserialize,
     "ICudaEngine.device_memory_size_v2": lambda r, self: 4096,

@@ -4,7 +4,7 @@
     python -m tests.cpp.fuzz_bindings SEED CALLS
 
 Memory named by an address is the caller's word, so sizes that go with an address are made negative or too large for
-another reason than memory, and the values of context_pointers, context_layout and page_table stay.
+another reason than memory. The attention itself tells arbitrary addresses and page ids from its caller's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ NUMBERS = (*INTEGERS, 0.5, 1e-30, 1e30, float("nan"), float("inf"), None, "best"
 DTYPES = (
     torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
 )  # fmt: skip
-ADDRESSES = ("context_pointers", "context_layout", "page_table")  # their values are addresses or lead to one
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError, OverflowError, BufferError, IndexError)
 CASE = Case(name="fuzz", S=2, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4), sinks=True,
             bias=True)  # fmt: skip
@@ -40,7 +39,7 @@ def random_tensor(rng: random.Random, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def changed_tensor(rng: random.Random, tensor: torch.Tensor, is_address: bool) -> torch.Tensor:
+def changed_tensor(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of another dtype, rank, shape or stride, or with other values."""
     dtypes = [dtype for dtype in DTYPES if dtype != tensor.dtype]
     changes: list[Callable[[], torch.Tensor]] = [
@@ -48,19 +47,16 @@ def changed_tensor(rng: random.Random, tensor: torch.Tensor, is_address: bool) -
         lambda: tensor[None],
         lambda: tensor.flatten()[0] if tensor.numel() else tensor,
         lambda: random_tensor(rng, rng.choice(dtypes)),
+        lambda: random_tensor(rng, tensor.dtype),
+        lambda: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor.repeat_interleave(2)[::2],
+        lambda: tensor[: len(tensor) // 2] if tensor.ndim else tensor,
+        lambda: torch.cat([tensor, tensor]) if tensor.ndim else tensor,
+        lambda: tensor.expand(2, *tensor.shape),
+        lambda: extreme_values(rng, tensor),
+        lambda: (
+            torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape) if tensor.numel() else tensor
+        ),
     ]
-    if not is_address:
-        changes += [
-            lambda: random_tensor(rng, tensor.dtype),
-            lambda: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor.repeat_interleave(2)[::2],
-            lambda: tensor[: len(tensor) // 2] if tensor.ndim else tensor,
-            lambda: torch.cat([tensor, tensor]) if tensor.ndim else tensor,
-            lambda: tensor.expand(2, *tensor.shape),
-            lambda: extreme_values(rng, tensor),
-            lambda: (
-                torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape) if tensor.numel() else tensor
-            ),
-        ]
     return rng.choice(changes)()
 
 
@@ -74,14 +70,14 @@ def extreme_values(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
     return filled.fill_(value % 256 if tensor.dtype == torch.uint8 else value)
 
 
-def changed(rng: random.Random, name: str, value: Any) -> Any:
+def changed(rng: random.Random, value: Any) -> Any:
     if isinstance(value, dict):
         key = rng.choice(list(value))
-        return value | {key: changed(rng, key, value[key])}
+        return value | {key: changed(rng, value[key])}
     if rng.random() < 0.1:
-        return rng.choice(NUMBERS) if name not in ADDRESSES else None
+        return rng.choice(NUMBERS)
     if isinstance(value, torch.Tensor):
-        return changed_tensor(rng, value, name in ADDRESSES)
+        return changed_tensor(rng, value)
     if isinstance(value, list | tuple) and value:
         items = list(value)
         items[rng.randrange(len(items))] = rng.choice(INTEGERS)
@@ -205,7 +201,7 @@ def main(seed: int, count: int) -> None:
     for _ in range(count):
         for name, (function, arguments) in calls().items():
             for argument in rng.sample(list(arguments), rng.randint(1, min(3, len(arguments)))):
-                arguments = arguments | {argument: changed(rng, argument, arguments[argument])}
+                arguments = arguments | {argument: changed(rng, arguments[argument])}
             print(name, summary(arguments), file=sys.stderr)
             try:
                 function(**arguments)

@@ -266,7 +266,7 @@ def test_nvidia_s_throughput_configuration() -> None:
 
 def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
     trusting = {name for name in NAMES if resolved(name).file.trust_remote_code}
-    assert trusting == {"kimi-k2.5.b300x8.latency", "kimi-k2.6.b300x8.latency"}
+    assert trusting == {name for name in NAMES if name.startswith("kimi-")}
     for runtime in RUNTIMES:
         assert rendered("kimi-k2.5.b300x8.latency", runtime).arguments["trust_remote_code"] is True
         (finding,) = [f for f in findings("kimi-k2.5.b300x8.latency", runtime) if f.rule == "remote-code"]
@@ -297,6 +297,13 @@ def test_the_name_says_what_it_is(name: str) -> None:
         assert suffix == deployment.file.purpose
     assert match["model"] == deployment.target.partition("/")[2].lower().removesuffix("-it").removesuffix("-instruct")
     assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 14
+
+
+def test_every_draft_of_z_lab_has_a_deployment_on_hopper_and_on_blackwell() -> None:
+    sm = {name: resolved(name).gpus.gpu.compute_capability for name in NAMES}
+    for lowest, above in (((9, 0), (10, 0)), ((10, 0), (12, 0))):
+        deployed = {resolved(name).checkpoint for name in NAMES if lowest <= sm[name] < above}
+        assert {draft for draft in published_drafts() if draft.startswith("z-lab/")} <= deployed
 
 
 def test_every_published_draft_has_a_deployment() -> None:

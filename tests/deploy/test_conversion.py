@@ -183,6 +183,7 @@ def _check_yaml(text: str, path: str, value: object) -> None:
         ("vllm serve a", {"runtime": "sglang"}, "expected one command that starts sglang, found one of vllm"),
         ("bash -c 'vllm serve a'", {}, "found one that is quoted for another shell"),
         ("vllm serve a", {"draft": "no-such"}, "--draft: expected a directory or a Hugging Face repository id"),
+        ("trtllm-serve m --config /proc/version", {}, "names /proc/version, outside its folder"),
         ("trtllm-serve m --config no.yaml", {}, r"names 'no\.yaml', which is not beside it"),
     ],
 )

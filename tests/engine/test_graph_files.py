@@ -42,8 +42,8 @@ def test_signatures(fp8_cache: bool, cached: str) -> None:
         "draft": [
             ("noise_embeds", "BFLOAT16", ("B", 10, 2880)),
             ("positions", "INT32", ("B", 10)),
-            ("context_pointers", "INT64", (8,)),
-            ("context_layout", "INT64", (5,)),
+            ("context_pointers", "INT64", (8, 2)),
+            ("context_layout", "INT64", (6,)),
             ("page_table", "INT32", ("slots", "pages")),
             ("slot_ids", "INT32", ("B",)),
             ("context_lengths", "INT32", ("B",)),

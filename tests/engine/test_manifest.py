@@ -81,7 +81,7 @@ def test_another_schema_version(version: int, engine: Path) -> None:
     """Said before anything else is looked at: the rest may have any shape."""
     (engine / "manifest.json").write_text(json.dumps({"schema_version": version, "of another": "age"}))
     message = message_of(engine)
-    assert f"manifest.json: schema_version: expected 5, found {version}" in message
+    assert f"manifest.json: schema_version: expected 6, found {version}" in message
     is_newer = version > 5
     assert ("hint: it was built by a newer dflash-trt" in message) == is_newer
     assert (f"hint: build it again with this version: {REBUILD}" in message) != is_newer

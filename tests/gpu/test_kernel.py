@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
 from tests.plugins.tensors import BAD, UNTOUCHED, Guarded, Tensors, draw, out_of_range, reference
+from tests.plugins.test_guards import INVALID, Node
 
 pytestmark = pytest.mark.gpu
 
@@ -226,6 +228,26 @@ def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(name: str, va
     assert out[1].isnan().all()
     expected = expect(case, tensors)
     for b in (0, 2):
+        assert_close(out[b], expected.output[b], expected.tolerance[b])
+
+
+@pytest.mark.parametrize(("case", "change"), INVALID)
+def test_invalid_pointers_or_layout_make_every_request_nan(case: Case, change: Callable[[Node], None]) -> None:
+    launch = Launch(case, draw(case, "cuda"))
+    change(launch.inputs)
+    assert launch.run().isnan().all()
+
+
+@pytest.mark.parametrize("value", [-1, 2**31 - 1])
+@pytest.mark.parametrize("name", ["pages-16-V1-bf16", "pages-many-rows-fp8"])
+def test_an_entry_that_leads_to_no_page_makes_its_request_nan(name: str, value: int) -> None:
+    case = next(case for case in cases.PAGED if case.name == name)
+    assert case.pages is not None
+    launch = Launch(case, tensors := draw(case, "cuda"))
+    launch.inputs["page_table"][case.slot_of[0], (case.context_lengths[0] - 1) // case.pages.size] = value
+    out, expected = launch.run(), expect(case, tensors)
+    assert out[0].isnan().all()
+    for b in range(1, case.B):
         assert_close(out[b], expected.output[b], expected.tolerance[b])
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dflash_trt import llm as api
+from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
@@ -243,7 +244,7 @@ def ended(llm: LLM) -> list[int]:
 
 def test_min_tokens_are_transformers_min_new_tokens(llm: LLM, ended: list[int]) -> None:
     stop_ids = sorted(llm.backend.session.stop_ids)
-    model, prompt = load_target(FIXTURES / "tiny-qwen3"), llm.backend.encode_chat(CHAT)
+    model, prompt = load_target(FIXTURES / "tiny-qwen3"), encode_chat(llm.get_tokenizer(), CHAT)
     for least in (len(ended) - 1, len(ended), 60):
         params = SamplingParams(max_tokens=60, min_tokens=least, draft_length=7)
         answer = within(lambda params=params: llm.generate([prompt], params)[0])

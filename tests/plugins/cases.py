@@ -39,7 +39,7 @@ class Context(NamedTuple):
     offsets: list[int]
     """[L], of the pool."""
     layout: list[int]
-    """Page size; strides of page, K to V, row and head in bytes."""
+    """Page size; strides of page, K to V, row and head in bytes; number of pages that entries may name."""
     table: torch.Tensor  # [slots, M] INT32
 
 
@@ -73,7 +73,8 @@ def paged(k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: dict[int, int],
     part_bytes = 2 * G * size * D * itemsize
     row = D * itemsize
     page_stride = part_bytes * (L if pages.version == "V1" else 1)
-    layout = [size, page_stride, part_bytes // 2, row, size * row]
+    parts = L if pages.version == "V2" else 1
+    layout = [size, page_stride, part_bytes // 2, row, size * row, num_pages * parts - (parts - 1)]
     return Context(
         raw, [layer * part_bytes - pages.first * L * part_bytes for layer in range(L)], layout, table.to(device)
     )
@@ -84,7 +85,7 @@ def dense(k_cache: torch.Tensor, v_cache: torch.Tensor) -> Context:
     slots, L, C_max, G, D = k_cache.shape
     row = D * k_cache.element_size()
     plane = C_max * G * row
-    layout = [C_max, L * plane, v_cache.data_ptr() - k_cache.data_ptr(), G * row, row]
+    layout = [C_max, L * plane, v_cache.data_ptr() - k_cache.data_ptr(), G * row, row, slots]
     table = torch.arange(slots, dtype=torch.int32, device=k_cache.device)[:, None]
     return Context(k_cache, [layer * plane for layer in range(L)], layout, table)
 

@@ -23,15 +23,22 @@ def attributes(case: Case) -> _C.KVInjectionAttributes:
 def inputs(case: Case, tensors: Tensors) -> dict[str, torch.Tensor]:
     """The node's inputs by name, in its order. The caches live as long as the pointers into them."""
     pool, offsets, layout, table = tensors.context(case)
-    pointers = torch.tensor([pool.data_ptr() + offset for offset in offsets], device=pool.device)
-    pointers.pool = pool, tensors  # type: ignore[attr-defined]
+    addresses = [pool.data_ptr() + offset for offset in offsets]
+    context_pointers = torch.tensor(pointers(addresses, layout), device=pool.device)
+    context_pointers.pool = pool, tensors  # type: ignore[attr-defined]
     values = {
         "qkv": tensors.qkv, "q_norm": tensors.q_norm, "k_norm": tensors.k_norm, "rope": tensors.rope,
-        "context_pointers": pointers, "context_layout": torch.tensor(layout, device=pool.device), "page_table": table,
+        "context_pointers": context_pointers, "context_layout": torch.tensor(layout, device=pool.device),
+        "page_table": table,
         "slot_ids": tensors.slot_ids, "context_lengths": tensors.context_lengths, "qkv_bias": tensors.qkv_bias,
         "sinks": tensors.sinks,
     }  # fmt: skip
     return {name: value for name, value in values.items() if value is not None}
+
+
+def pointers(addresses: Sequence[int], layout: Sequence[int]) -> list[tuple[int, int]]:
+    """Each layer's address with its checksum."""
+    return [(address, ~(address + sum(layout))) for address in addresses]
 
 
 class Guarded:

@@ -25,7 +25,7 @@ ATTRIBUTES = {
 }  # fmt: skip
 FIELDS = [attribute(name, value) for name, value in ATTRIBUTES.items()]
 INT32 = abi.FIELD_INT32
-NAMES = ("DFlashKVInjectionAttention", "4", "dflash_trt")
+NAMES = ("DFlashKVInjectionAttention", "5", "dflash_trt")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def plugin(creator: Creator) -> Iterator[Plugin]:
 def shapes(B: int, S: int = 16, pages: int = 128, N: int = 32, G: int = 8, D: int = 128) -> list[tuple[int, ...]]:
     """Shapes of the node's inputs, then of its output."""
     block = (B, S, (N + 2 * G) * D), (D,), (D,), (B, S, D)
-    return [*block, (5,), (5,), (6, pages), (B,), (B,), (B, S, N * D)]
+    return [*block, (5, 2), (6,), (6, pages), (B,), (B,), (B, S, N * D)]
 
 
 TYPES = [abi.BF16, abi.BF16, abi.BF16, abi.FLOAT, abi.INT64, abi.INT64, abi.INT32, abi.INT32, abi.INT32, abi.BF16]

@@ -84,6 +84,7 @@ WRAPPERS = [
             (f"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [i0], {braces('i', 1, 4)}",)),
     Wrapper("ld_shared", "w", "o[0] = ld_shared(i0);", ("ld.shared.b32 o0, [i0]",)),
     Wrapper("st_shared", "ww", "st_shared(i0, i1);", ("st.shared.b32 [i0], i1",)),
+    Wrapper("st_shared_relaxed", "ww", "st_shared_relaxed(i0, i1);", ("st.relaxed.cta.shared.b32 [i0], i1",)),
     Wrapper("cp_async", "wp", "cp_async(i0, i1, true);", ("cp.async.cg.shared.global.L2::128B [i0], [i1], 16, 16",)),
     Wrapper("ld_global", "p", "const Words4 v = ld_global_v4(i0); for (int i = 0; i < 4; ++i) o[i] = v.word[i];",
             (f"ld.global.v4.u32 {braces('o', 0, 4)}, [i0]",)),

@@ -7,6 +7,7 @@ A mutant is the kernel's source with one line changed, built anew; hence only `m
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import (
     AHEAD,
     ALL_FORMATS,
+    BF16_BLOCKS,
     BF16_BLOCKS_FP8_CACHES,
     HOPPER,
     MMA,
@@ -25,6 +27,9 @@ from tests.plugins.kernel.emulation import (
     Gpu,
     check,
 )
+from tests.plugins.test_guards import MOST_SECONDS as MOST_SECONDS_OF_GUARDS
+from tests.plugins.test_guards import SOURCES
+from tests.plugins.test_guards import WGMMA as FEWEST_ROWS
 from tests.plugins.test_kernel import MANY_UNEVEN, call_far
 from tests.plugins.test_short import WHOLE_SM
 
@@ -112,23 +117,22 @@ MANY = replace(MANY_UNEVEN, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
 SCAN_MUTANT = Mutant(
     "sums of too few lanes", "schedule.cuh", "offset < p.batch; offset", "offset * 2 < p.batch; offset"
 )
-LANE_MUTANT = Mutant(
-    "the start of a lane for a request's", "schedule.cuh", "unit += context_of(p_, i).units", "{}", None
-)
+LANE_MUTANT = Mutant("the start of a lane for a request's", "schedule.cuh", "unit += context(i).units", "{}", None)
 
 # Paged contexts.
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
 PAGE_MUTANTS = [
-    Mutant("an entry of another request", PAGES, "int64_t{span.slot} * p", "int64_t{span.slot / 9} * p",
-           "AddressSanitizer"),
+    Mutant("an entry of another request", PAGES, "int64_t{span.slot} * p", "int64_t{span.slot / 9} * p", None),
     Mutant("a page of another size", PAGES, "key - (page << shift)", "key % 16"),
-    Mutant("pages half as large", PAGES, "key >> shift", "key >> (shift - 1)", "AddressSanitizer"),
-    Mutant("pages as far apart as K and V", PAGES, "uint64_t{size_and_page.word[3]} << 32 | size_and_page.word[2]",
-           "uint64_t{kv_and_row.word[1]} << 32 | kv_and_row.word[0]"),
-    Mutant("another layer's pages", PAGES, "begin = p.context_pointers[p.layer]", "begin = p.context_pointers[0]"),
-    Mutant("heads of another rank", PAGES, "kv_head * head_stride", "(kv_head + 1) * head_stride"),
-    Mutant("entries beyond the length", PAGES, "key < end ?", "key < end + 1000 ?", "AddressSanitizer"),
-    Mutant("a chunk between two pages", "schedule.cuh", "+ 1) / kChunkRows * kChunkRows;", "+ 1);"),
+    Mutant("pages half as large", PAGES, "key >> shift", "key >> (shift - 1)", None),
+    Mutant("pages as far apart as K and V", PAGES, "entry * layout[kPageStride]",
+           "entry * layout[kKVStride]"),
+    Mutant("another layer's pages", PAGES, "p.context_pointers[p.layer * kPointerSize",
+           "p.context_pointers[0 * kPointerSize"),
+    Mutant("heads of another rank", PAGES, "kv_head * layout[kHeadStride]",
+           "(kv_head + 1) * layout[kHeadStride]"),
+    Mutant("entries beyond the length", PAGES, "key < end ?", "key < end + 1000 ?", None),
+    Mutant("a chunk between two pages", "schedule.cuh", "visible / kChunkRows * kChunkRows :", "visible :"),
 ]  # fmt: skip
 
 # More rows than the threads process at once.
@@ -284,8 +288,8 @@ AHEAD_MUTANTS = [
     Mutant("no proxy fence behind raised weights", WGMMA, "fence_proxy_async();\n        Group::sync();",
            "Group::sync();", "without a proxy fence"),
     Mutant("copies before the vote", WGMMA, "const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);\n"
-           "      context.take_next([] { return span(); });",
-           "context.take_next([] { return span(); });\n"
+           "      context.take_next([] { return Group::span(); });",
+           "context.take_next([] { return Group::span(); });\n"
            "      const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);",
            "races with thread|while a copy"),
     Mutant("weights of the other place", WGMMA, "uniform_team_weights(place)", "uniform_team_weights()", None),
@@ -317,7 +321,23 @@ SHORT_MUTANTS = [
 ]  # fmt: skip
 
 
-def build(mutant: Mutant, directory: Path, kernel: int = MMA, formats: int = BF16_BLOCKS_FP8_CACHES) -> Path:
+# Guards that do not hold, for arbitrary values (test_guards.py).
+LAYOUT = "../context_layout.h"
+GUARD_MUTANTS = [
+    Mutant("any address", LAYOUT, "&& pointer[kChecksum] == context_checksum(address, layout)", ""),
+    Mutant("entries of pages that do not exist", PAGES, "entry = 0;", ""),
+    Mutant("entries that are not told", PAGES, "stored.invalidate();", ""),
+    Mutant("slots that do not exist", "schedule.cuh", "|| slot >= p.slots)", ")"),
+    Mutant("contexts longer than their pages", "schedule.cuh", "|| length > most", ""),
+    Mutant("requests that are not told", "result.cuh", "if (is_invalid_)", "if (false)"),
+    Mutant("pages of rows that nobody sees", "schedule.cuh", "visible < length ?", "true ?"),
+]
+
+
+def build(
+    mutant: Mutant, directory: Path, kernel: int = MMA, formats: int = BF16_BLOCKS_FP8_CACHES,
+    callers: Sequence[Path] = emulation.CALL,
+) -> Path:  # fmt: skip
     plugins = directory / "plugins"
     shutil.copytree(emulation.PLUGINS, plugins)
     source = plugins / "kv_injection_attention" / "kernel" / mutant.file
@@ -325,7 +345,7 @@ def build(mutant: Mutant, directory: Path, kernel: int = MMA, formats: int = BF1
     assert text.count(mutant.right) == 1, mutant.right
     source.write_text(text.replace(mutant.right, mutant.wrong))
     return emulation.build_kernel(
-        directory / "mutant", CASE.D, kernel, plugins=plugins, formats=formats, gpu=gpu_of(kernel)
+        directory / "mutant", CASE.D, kernel, plugins=plugins, formats=formats, gpu=gpu_of(kernel), callers=callers
     )
 
 
@@ -373,6 +393,15 @@ def test_is_noticed(mutant: Mutant, case: Case, ctas: int, kernel: int, tmp_path
     program = build(mutant, tmp_path, kernel)
     with pytest.raises(mutant.noticed_as(), match=mutant.notices or None):
         check(program, tmp_path / "call", case, ctas=ctas, rounded_queries=kernel > 0, seconds=MOST_SECONDS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernel", [MMA, FEWEST_ROWS])
+@pytest.mark.parametrize("mutant", GUARD_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_guard_that_does_not_hold_is_noticed(mutant: Mutant, kernel: int, tmp_path: Path) -> None:
+    program = build(mutant, tmp_path, kernel, BF16_BLOCKS, SOURCES)
+    with pytest.raises(EmulationError):
+        emulation.run(program, "1", "3000", seconds=MOST_SECONDS_OF_GUARDS)
 
 
 @pytest.mark.full

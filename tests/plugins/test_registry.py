@@ -96,9 +96,9 @@ def fields(values):
 def main():
     registry = trt.get_plugin_registry()
     library = registry.load_library(sys.argv[1])
-    with_creator(registry.get_creator("DFlashKVInjectionAttention", "4", "dflash_trt"))
+    with_creator(registry.get_creator("DFlashKVInjectionAttention", "5", "dflash_trt"))
     registry.deregister_library(library)
-    assert registry.get_creator("DFlashKVInjectionAttention", "4", "dflash_trt") is None
+    assert registry.get_creator("DFlashKVInjectionAttention", "5", "dflash_trt") is None
 
 values = {
     "layer": 1, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6, "softmax_scale": 0.125,
@@ -124,7 +124,7 @@ def test_the_creator_is_found_and_refuses_a_wrong_field() -> None:
 def with_creator(creator):
     print(creator.name, creator.plugin_version, creator.plugin_namespace, creator.interface_info.kind)
 """
-    assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 4 dflash_trt PLUGIN CREATOR_V3ONE\n")
+    assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 5 dflash_trt PLUGIN CREATOR_V3ONE\n")
     # tests/plugins/test_glue.py has all of them
     body = """
 def with_creator(creator):
@@ -168,7 +168,7 @@ def with_creator(creator):
         print(capability.interface_info.kind, capability.api_language)
 """
     assert in_tensorrt(body).stdout.splitlines()[:-1] == [
-        "DFlashKVInjectionAttention 4 dflash_trt", "1", "PLUGIN_V3ONE_CORE APILanguage.CPP",
+        "DFlashKVInjectionAttention 5 dflash_trt", "1", "PLUGIN_V3ONE_CORE APILanguage.CPP",
         "PLUGIN_V3ONE_BUILD APILanguage.CPP", "PLUGIN_V3ONE_RUNTIME APILanguage.CPP", "PLUGIN APILanguage.CPP",
     ]  # fmt: skip
 

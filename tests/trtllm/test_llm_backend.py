@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM as a backend: the arguments are those of serve-config, and the answers those of TensorRT-LLM.
-
-A stand-in takes the package's place at the one seam that needs GPUs: it refuses every argument that the release's
-schema does not describe, and answers from a script. Fields of results after NVIDIA/TensorRT-LLM, executor/result.py and
-evaluate/lm_eval.py, 2026-10; of SamplingParams, sampling_params.py.
-"""
+"""TensorRT-LLM as a backend: the arguments are those of serve-config, and the answers those of TensorRT-LLM."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import click
 import msgspec
@@ -28,103 +22,16 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
-from dflash_trt.deploy.schema import load_schema, versions
-from dflash_trt.deploy.schema_check import check_schema
+from dflash_trt.deploy.schema import versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError, RequestError, VerificationError
+from dflash_trt.llm import LLM
 from dflash_trt.trtllm.llm_backend import TrtllmBackend, sampling_arguments
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import SERVED, resolved
 from tests.fixtures_data import without_template
-from tests.paths import FIXTURES
-
-SAMPLING_FIELDS = {
-    "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "return_perf_metrics", "logprobs",
-}  # fmt: skip
-Answers = Callable[[str, list[int]], list[int]]
-
-
-class Result:
-    """A RequestOutput: itself at every state of its growth."""
-
-    def __init__(self, states: list[SimpleNamespace]) -> None:
-        self._states = states
-        self.finished = False
-        self.aborted = False
-
-    async def __aiter__(self) -> AsyncIterator[SimpleNamespace]:
-        for state in self._states:
-            self.finished = state.finished
-            yield state
-
-    def result(self, timeout: float | None = None) -> SimpleNamespace:
-        self.finished = True
-        return self._states[-1]
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-class Package:
-    """Put into sys.modules under the name tensorrt_llm."""
-
-    def __init__(self, answers: Answers, version: str | None = None) -> None:
-        """`answers` gives the tokens for a decoding type ("DFlash" or "none") and a prompt."""
-        self.made: list[dict[str, Any]] = []
-        self.asked: list[dict[str, Any]] = []
-        self.events: list[str] = []
-        schema, package = load_schema("trtllm", version), self
-
-        class SamplingParams:
-            def __init__(self, **fields: Any) -> None:
-                if unknown := fields.keys() - SAMPLING_FIELDS:
-                    raise TypeError(f"SamplingParams: unexpected {sorted(unknown)}")
-                package.asked.append(fields)
-                self.fields = fields
-
-        class LLM:
-            def __init__(self, model: str, **arguments: Any) -> None:
-                if findings := list(check_schema(schema, arguments)):
-                    raise TypeError(f"LLM: {findings[0]}")
-                package.made.append({"model": model, **arguments})
-                speculation = arguments.get("speculative_config", {})
-                self._kind = speculation.get("decoding_type", "none")
-                self._num_draft_tokens = speculation.get("max_draft_len", 0)
-                package.events.append(f"open {self._kind}")
-
-            def shutdown(self) -> None:
-                package.events.append(f"close {self._kind}")
-
-            def generate_async(
-                self, inputs: str | dict[str, list[int]], sampling_params: SamplingParams, streaming: bool = False
-            ) -> Result:
-                assert isinstance(inputs, dict)
-                most = sampling_params.fields["max_tokens"]
-                metrics = sampling_params.fields["return_perf_metrics"]
-                ids = answers(self._kind, inputs["prompt_token_ids"])[:most]
-                ends = range(1, len(ids) + 1) if streaming else [len(ids)]
-                return Result([self._output(ids[:end], metrics, end == len(ids)) for end in ends])
-
-            def _output(self, ids: list[int], metrics: bool, finished: bool) -> SimpleNamespace:
-                speculation = None
-                if self._kind == "DFlash" and metrics:
-                    speculation = SimpleNamespace(
-                        total_accepted_draft_tokens=6, total_draft_tokens=3 * self._num_draft_tokens
-                    )
-                elif metrics:
-                    speculation = SimpleNamespace(total_accepted_draft_tokens=0, total_draft_tokens=0)
-                completion = SimpleNamespace(
-                    token_ids=ids, text="".join(f"<{token}>" for token in ids), finish_reason="length",
-                    request_perf_metrics=SimpleNamespace(speculative_decoding=speculation) if speculation else None,
-                )  # fmt: skip
-                return SimpleNamespace(
-                    outputs=[completion], decoding_iter=4, avg_decoded_tokens_per_iter=len(ids) / 4, finished=finished
-                )
-
-        self.LLM = LLM
-        self.SamplingParams = SamplingParams
-
+from tests.paths import FIXTURES, REPOSITORY
+from tests.trtllm.scripted_package import SAMPLING_FIELDS, Package
 
 TARGET, DRAFT = FIXTURES / "tiny-qwen3", FIXTURES / "tiny-qwen3-dflash"
 GREEDY = SamplingParams(max_tokens=8)
@@ -330,3 +237,80 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(package: Package, config
         with pytest.raises(RequestError):
             run_here(*command, *wrong)
     assert package.made == []
+
+
+def test_a_deployment_opens_as_an_engine_does(package: Package, config: Path) -> None:
+    """`LLM` takes its file or name; prompts, parameters and answers are those of an engine directory."""
+    with LLM(config, TARGET) as llm:
+        first, second = llm.generate([[4, 5], {"prompt": "a"}], GREEDY, use_tqdm=False)
+        assert (first.token_ids, second.token_ids) == (answers("", [4, 5]), answers("", [97]))
+        assert (first.prompt, first.tau) == ([4, 5], 3.0)
+        assert len(llm.chat([{"role": "user", "content": "a"}], GREEDY)[0].token_ids) == 8
+        chunks = list(llm.stream([4, 5], GREEDY))
+        assert [chunk.token_ids for chunk in chunks] == [[token] for token in answers("", [4, 5])]
+        assert chunks[-1].completion.token_ids == first.token_ids
+        assert llm.metrics() is None
+        assert llm.get_tokenizer().decode([5])
+    assert package.made[0]["model"] == str(TARGET)
+    assert package.events == ["open DFlash", "close DFlash"]
+    with LLM("qwen3-8b.h200x1.latency", draft_length=0) as llm:
+        assert llm.generate([1], GREEDY)[0].tau is None
+    assert package.events[2:] == ["open none", "close none"]
+    with pytest.raises(RequestError, match=r"cache_gib is for an engine directory; the deployment file .* sets it"):
+        LLM(config, TARGET, cache_gib=2)
+    with pytest.raises(RequestError, match="draft_length is for an engine directory"):
+        LLM(config, TARGET, draft_length=3)
+
+
+def test_a_stream_that_is_left_aborts_its_request(
+    package: Package, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(config, TARGET) as llm:
+        results, submit = [], llm.backend.submit
+        monkeypatch.setattr(llm.backend, "submit", lambda *a, **k: results.append(submit(*a, **k)) or results[-1])
+        stream = llm.stream([4, 5], GREEDY)
+        next(stream)
+        stream.close()
+    assert [result.aborted for result in results] == [True]
+
+
+def test_engine_mode_says_how_a_program_starts(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["my app.py", "--prompts", "a.jsonl"])
+    with pytest.raises(EngineError, match="registers the drafter in every rank") as refused:
+        LLM("gpt-oss-120b.b300x8.nvfp4")
+    assert refused.value.hint == "python -m dflash_trt.trtllm 'my app.py' --prompts a.jsonl"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for name, words in (("nvfp4", "python -m dflash_trt.trtllm"), ("latency", "python")):
+        with pytest.raises(ConfigError) as refused:
+            LLM(f"gpt-oss-120b.b300x8.{name}")
+        assert f"mpirun -n 8 trtllm-llmapi-launch {words} 'my app.py' --prompts" in str(refused.value.hint)
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    with pytest.raises(ConfigError) as refused:
+        LLM("gpt-oss-120b.b300x8.latency")
+    assert str(refused.value.hint).endswith("trtllm-llmapi-launch python FILE.py")
+
+
+def test_chat(
+    package: Package, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"sort")))
+    run_here("chat", config, "--target", TARGET, "--max-tokens", 3)
+    output = capsys.readouterr()
+    assert output.out.count("<") == 3
+    assert "3 tokens, tau 3.00" in output.err
+    assert package.events == ["open DFlash", "close DFlash"]
+    with pytest.raises(click.UsageError, match="--cache-gib is for an engine directory: the deployment file"):
+        run_here("chat", config, "--target", TARGET, "--cache-gib", 1)
+
+
+def test_the_page_runs(package: Package, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of docs/trtllm_python.md, with a deployment of the fixtures."""
+    page = (REPOSITORY / "docs" / "trtllm_python.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert '"gpt-oss-120b.b300x8.latency"' in code
+    code = code.replace('"gpt-oss-120b.b300x8.latency"', repr(str(config)))
+    exec(compile(code, "docs/trtllm_python.md", "exec"), {"__name__": "__main__"})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("<") for line in lines] == [8, 8, 8, 8]
+    assert lines[0].endswith(" length 3.0")
+    assert package.events == ["open DFlash", "close DFlash"]

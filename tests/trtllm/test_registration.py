@@ -85,6 +85,23 @@ def test_spawned_ranks_register_the_drafter(tmp_path: Path, command: str) -> Non
     assert json.loads(result.stdout) == [OURS, OURS, OURS, command, "MODEL", "--config", "FILE"]
 
 
+def test_a_python_file_runs_in_place(tmp_path: Path) -> None:
+    """The ranks that it spawns have our drafter, and none of them runs the file again."""
+    package = write_package(tmp_path)
+    write_server(package)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "beside.py").write_text("from tensorrt_llm.commands import main\n")
+    (tmp_path / "app" / "my app.py").write_text("from beside import main\n\nprint(__name__)\nmain()\n")
+    command = [*ENGINE_MODE[1:], str(tmp_path / "app" / "my app.py"), "--flag"]
+    result = run([*MPIEXEC, "1", sys.executable, *command], tmp_path)
+    assert result.returncode == 0, result.stderr
+    name, output = result.stdout.splitlines()
+    assert name == "__main__"
+    assert json.loads(output) == [OURS, OURS, OURS, str(tmp_path / "app" / "my app.py"), "--flag"]
+    missing = run([sys.executable, *ENGINE_MODE[1:], "no.py"], tmp_path)
+    assert (missing.returncode, missing.stderr.splitlines()[-1]) == (1, "error: no.py: No such file or directory")
+
+
 @pytest.mark.full
 def test_ranks_of_the_launcher_register_the_drafter(tmp_path: Path) -> None:
     """Two MPI ranks under trtllm-llmapi-launch: both have our drafter, and propose the same tokens with it."""
@@ -126,6 +143,7 @@ def test_a_start_that_cannot_work(tmp_path: Path) -> None:
 
 
 def test_a_main_module_that_ranks_would_not_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/dflash-trt", "generate", "a"])
     with pytest.raises(EngineError, match="registers the drafter in every rank") as refused:
         check_start()
     assert str(refused.value.hint).startswith(f"python -m {MODULE} dflash-trt ")

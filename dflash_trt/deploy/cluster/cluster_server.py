@@ -8,6 +8,7 @@ HTTP is served. SGLang 0.5.23 (srt/arg_groups/fields/parallel.py): --nnodes, --n
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     models: str
     """Directory of the weights, mounted into the container at the same path; its Hugging Face cache, too."""
     replicas: int
+    sbatch: dict[str, str] = {}
+    """Options of sbatch beside the sizes, for Slurm."""
 
     @property
     def runtime(self) -> Runtime:
@@ -95,12 +98,8 @@ def cluster_server(rendered: Rendered, *, version: str, image: str | None, model
     if image is not None and not IMAGE.fullmatch(image):
         raise ConfigError(f"--image: expected a name such as registry/image:tag, found {image!r}")
     for what, name in (("target", deployment.target), ("draft", deployment.draft)):
-        if Path(name).is_dir() and not Path(name).is_relative_to(models):
-            raise ConfigError(
-                f"{what}: expected a directory below --models {models}, which is all that a container sees,"
-                f" found {Path(name).absolute()}",
-                hint="give --models the directory of the weights, the same path on every node",
-            )
+        if Path(name).is_dir() and (problem := _not_below(name, models)):
+            raise ConfigError(f"{what}: {problem[0]}", hint=problem[1])
     if rendered.is_engine_mode and image is None:
         raise ConfigError(
             "--image: expected an image with dflash-trt for engine mode, found none",
@@ -116,6 +115,17 @@ def cluster_server(rendered: Rendered, *, version: str, image: str | None, model
         models=models,
         replicas=replicas,
     )
+
+
+def _not_below(name: str, models: str) -> tuple[str, str] | None:
+    """Problem and hint for a directory that a container, which starts in `models`, does not find under its name."""
+    here = os.path.normpath(Path(name).absolute())
+    if not Path(here).is_relative_to(models):
+        problem = f"{here} is not below --models {models}, which is all that a container sees"
+        return problem, "give --models the directory of the weights, the same path on every node"
+    if os.path.normpath(Path(models, name)) != here:
+        return f"{name} names another directory in {models}, where the server starts, than here", f"write {here}"
+    return None
 
 
 def dns_label(name: str) -> str:

@@ -3,11 +3,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer, node_command
 from dflash_trt.deploy.cluster.template import Text, shell_text
 from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
+
+SBATCH_PREFIX = "sbatch."
+SBATCH_OPTIONS = {"exclusive": "", "mem": "0", "output": "%x-%j.log"}
+"""Whole nodes: without, a cluster that hands out cores gives a task one of them and its share of the memory."""
+SIZES = ("nodes", "ntasks-per-node", "gpus-per-node", "job-name")
+SETTING = re.compile(r"([a-z]+(?:-[a-z]+)*)=([\w./:,=@%+*\[\]-]+)", re.ASCII)
+
+
+def split_settings(settings: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """sbatch's options of `--set sbatch.OPTION=VALUE` over the usual ones (`no` leaves one out), and other settings.
+
+    Raises ConfigError for another form, and for options that the deployment decides.
+    """
+    options, others = dict(SBATCH_OPTIONS), []
+    for setting in settings:
+        if not setting.startswith(SBATCH_PREFIX):
+            others.append(setting)
+            continue
+        match = SETTING.fullmatch(setting.removeprefix(SBATCH_PREFIX))
+        if match is None:
+            raise ConfigError(f"--set {setting}: expected sbatch.OPTION=VALUE, as in sbatch.partition=gpu")
+        if match[1] in SIZES:
+            raise ConfigError(f"--set {setting}: the deployment decides {match[1]}", hint="change its gpus")
+        options[match[1]] = match[2]
+    return {name: value for name, value in options.items() if value != "no"}, others
 
 
 def sbatch_script(server: ClusterServer) -> str:
@@ -18,7 +46,7 @@ def sbatch_script(server: ClusterServer) -> str:
     """
     if server.replicas != 1:
         raise ConfigError("--replicas: expected 1 for a Slurm job, which is one server", hint="submit it several times")
-    words = server.words
+    words, options = server.words, server.sbatch or SBATCH_OPTIONS
     values: dict[str, str | int] = {
         "head": Text(server.rendered.head),
         "address": Text(f"{words[words.index('--host') + 1]}:{server.port}"),
@@ -26,6 +54,7 @@ def sbatch_script(server: ClusterServer) -> str:
         "nodes": server.nodes,
         "gpus_per_node": server.gpus_per_node,
         "models": server.models,
+        "sbatch": Text("\n".join(f"#SBATCH --{name}{f'={value}' if value else ''}" for name, value in options.items())),
     }
     if server.config is None:
         command = ["bash", "-c", node_command(server, rank="SLURM_NODEID", leader="leader")]

@@ -28,14 +28,14 @@ from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBu
 from dflash_trt.engine.signatures import is_padded, num_segments, segment_name, stream_names
 
 ATTENTION = "DFlashKVInjectionAttention"
-PLUGIN_VERSION = "4"
+PLUGIN_VERSION = "5"
 CONTEXT_INPUTS = ("context_pointers", "context_layout", "page_table", "slot_ids", "context_lengths")
 
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
-    """noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5], page_table [slots, M],
-    slot_ids [B] (rows of the page table), context_lengths [B] -> hidden [B, S, H], and proposals if the draft has its
-    own head (`graph_signatures`).
+    """noise_embeds [B, S, H], positions [B, S], context_pointers [L, 2], context_layout [6], page_table
+    [slots, M], slot_ids [B] (rows of the page table), context_lengths [B] -> hidden [B, S, H], and proposals if the
+    draft has its own head (`graph_signatures`).
 
     The context is read only: the block's own K and V exist during this pass only and are never stored. Proposals are
     the rows of a block from `first_proposing_row` on.

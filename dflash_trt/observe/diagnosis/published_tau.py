@@ -47,11 +47,12 @@ def published_tau(runtime: Runtime, draft_length: float | None) -> PublishedTau 
     names = [name.rpartition("/")[2].lower() for name in (runtime.target, runtime.model)]
     fitting = [
         entry for entry in published_taus()
-        if entry.num_draft_tokens <= draft_length + 0.5 and any(_is_copy(name, entry.target) for name in names)
+        if entry.num_draft_tokens <= draft_length + 0.5 and any(is_copy(name, entry.target) for name in names)
     ]  # fmt: skip
     return max(fitting, key=lambda entry: entry.num_draft_tokens, default=None)
 
 
-def _is_copy(name: str, target: str) -> bool:
+def is_copy(name: str, target: str) -> bool:
+    """Whether a model's lower-case name, without its owner, is the target's or that of a quantised copy."""
     base = target.rpartition("/")[2].lower()
     return name.startswith(base) and PRECISION.fullmatch(name[len(base) :]) is not None

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from dflash_trt import __version__
+from dflash_trt.api.chat_template import TemplateOptions
 from dflash_trt.api.prompts import PromptLine
 from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
@@ -53,7 +54,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     target_name: str
     max_tokens: int
-    chat: bool
+    template: TemplateOptions | None
+    """Chat template that wraps text prompts, if any."""
     max_batch_size: int
     """Prompts answered at once, and sequences whose taps are in memory."""
     device: str
@@ -104,9 +106,8 @@ def capture_features(
     def check(token_ids: list[int]) -> None:
         check_prompt(token_ids, options.max_tokens, draft.spec, target.spec)
 
-    encoded = [
-        prompt.token_ids for prompt in tokenize(prompts, load_tokenizer(target.directory), check, chat=options.chat)
-    ]
+    tokenizer = load_tokenizer(target.directory)
+    encoded = [prompt.token_ids for prompt in tokenize(prompts, tokenizer, check, options.template)]
     taps, width = draft.spec.target_layer_ids, draft.spec.tap_hidden_size
     if width not in (None, target.spec.hidden_size):
         raise CheckpointError(
@@ -125,6 +126,7 @@ def capture_features(
         mask_token_id=draft.spec.mask_token_id,
         max_tokens=options.max_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
+        has_embedding=draft.spec.lilicorr is not None,
         target_dtype="bfloat16" if model.dtype == torch.bfloat16 else "float32",
         prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
         temperature=options.temperature,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dflash_trt.api.acceptance import Step
+from dflash_trt.api.chat_template import TemplateOptions
 from dflash_trt.api.prompts import PromptLine
 from dflash_trt.api.runtime_options import RuntimeOptions, choose_device
 from dflash_trt.api.sampling_params import SamplingParams
@@ -77,10 +78,12 @@ class Verification:
         """How the target is computed, in one line."""
         return self._session.target.summary
 
-    def tokenize(self, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
-        """Token ids of all prompts, text in the chat template with `chat`; RequestError names what cannot be served."""
+    def tokenize(
+        self, prompts: Sequence[PromptLine], max_tokens: int, template: TemplateOptions | None = None
+    ) -> list[TokenPrompt]:
+        """Token ids of all prompts, text wrapped by `template`; RequestError names what cannot be served."""
         return tokenize(
-            prompts, self._session.tokenizer, lambda token_ids: self._session.check(token_ids, max_tokens), chat=chat
+            prompts, self._session.tokenizer, lambda token_ids: self._session.check(token_ids, max_tokens), template
         )
 
     def run(self, prompts: Iterable[TokenPrompt], max_tokens: int) -> VerificationReport:
@@ -112,13 +115,12 @@ def tokenize(
     prompts: Sequence[PromptLine],
     tokenizer: PreTrainedTokenizerBase | None,
     check: Callable[[list[int]], None],
-    *,
-    chat: bool,
+    template: TemplateOptions | None = None,
 ) -> list[TokenPrompt]:
     """Token ids of all prompts; RequestError names the first that `check` refuses."""
     tokenized = []
     for prompt in prompts:
-        token_ids = prompt.encode(tokenizer, chat=chat)
+        token_ids = prompt.encode(tokenizer, template)
         try:
             check(token_ids)
         except RequestError as error:

@@ -30,6 +30,7 @@ from dflash_trt.runtime.server.middleware import (
     ErrorMiddleware,
 )
 from dflash_trt.runtime.server.openapi import OPERATIONS, document
+from dflash_trt.runtime.server.page_verdict import judge_pairs
 from dflash_trt.runtime.server.responses import StructResponse, error_response
 
 PAGE = Path(__file__).parent / "page"
@@ -54,6 +55,7 @@ def make_app(
         Route("/", partial(_page, "index.html")),
         Route("/docs", partial(_page, "docs.html")),
         Route("/openapi.json", _openapi),
+        Route("/paired-speed", judge_pairs, methods=["POST"]),
         Mount("/page", StaticFiles(directory=PAGE)),
         *(Route(_pattern(each.path), getattr(endpoints, each.handler), methods=[each.method]) for each in OPERATIONS),
     ]

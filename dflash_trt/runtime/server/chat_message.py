@@ -13,6 +13,7 @@ from dflash_trt.runtime.server.channels import Channels, ChannelTokens
 from dflash_trt.runtime.server.hermes import CallDelta, HermesParser
 from dflash_trt.runtime.server.requests import GenerationRequest
 from dflash_trt.runtime.server.response_bodies import ChatMessage, FunctionCall, ToolCall
+from dflash_trt.runtime.server.tagged_calls import call_reader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +29,9 @@ class MessageBuilder:
             if tokens is None
             else Channels(tokens, tokenizer, params.stop_texts, params.min_tokens, has_tools=has_tools)
         )
-        self._hermes = HermesParser() if has_tools and tokens is None else None
+        self._hermes = None
+        if request.tools is not None and tokens is None:
+            self._hermes = HermesParser(call_reader(request.tool_format, request.tools.definitions))
         self._takes_one_call = request.tools is not None and not request.tools.parallel
         self._num_calls = 0
         self._is_first = True

@@ -8,6 +8,8 @@ transformers 5.24's ResponseParser raises for text that is no JSON; here such te
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from dflash_trt.runtime.text import overlap
@@ -27,7 +29,9 @@ class CallDelta(msgspec.Struct, frozen=True):
 class HermesParser:
     """Incremental parser of one answer: text in, content and whole calls out; text that is no call is content."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_call: Callable[[str], CallDelta | None] | None = None) -> None:
+        """`read_call` reads the text between the tags; by default, as JSON."""
+        self._read_call = read_call or json_call
         self.has_open_call = False
         """Whether the answer ended inside a call; its text is content."""
         self._text = ""
@@ -42,7 +46,7 @@ class HermesParser:
             body, end, after = rest.partition(END)
             if not end and not is_last:
                 break
-            if call := _whole_call(body):
+            if call := self._read_call(body):
                 calls.append(call)
                 content += self._take(len(before.rstrip()))
                 self._text, self._has_calls, self._follows_call = after, True, True
@@ -66,7 +70,8 @@ class _Call(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def _whole_call(text: str) -> CallDelta | None:
+def json_call(text: str) -> CallDelta | None:
+    """The call in a text; None for one that is no call."""
     try:
         call = msgspec.json.decode(text, type=_Call)
     except (msgspec.DecodeError, RecursionError):

@@ -50,6 +50,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignored: list[str]
     """Given fields without effect that their sender should know of."""
     tools: Tools | None
+    tool_format: ToolFormat | None
     template_kwargs: dict[str, Any]
     """Variables of the chat template."""
     echo: bool
@@ -88,7 +89,9 @@ def parse_request(
     tools = None
     if chat is not None and (tools := read_tools(chat)) is not None:
         if tool_format is None:
-            raise RequestError("tools: expected a chat template with Hermes's or harmony's tool calls, found another")
+            raise RequestError(
+                "tools: expected a chat template with tool calls of Hermes, Qwen3-Coder, GLM or harmony, found another"
+            )
         if grammar is not None:
             raise RequestError(f"{grammar.field}: expected none together with tools, found both")
         grammar = call_grammar(tools, tool_format) if tools.required else None
@@ -109,6 +112,7 @@ def parse_request(
         stream_options=body.stream_options or StreamOptions(),
         ignored=[name for name in IGNORED if fields.get(name) is not None],
         tools=tools,
+        tool_format=tool_format,
         template_kwargs={} if chat is None else _template_kwargs(chat),
         echo=echo,
     )

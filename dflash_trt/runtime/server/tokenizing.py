@@ -56,7 +56,7 @@ class TokenizerPool:
     async def encode(self, text: str, *, client: str = "") -> list[int]:
         """Token ids of a text as it is; RequestError where it is too long."""
         async with self._turn(client):
-            return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False))
+            return await self._run(text, lambda tokenizer, text: encode(tokenizer, text))
 
     async def encode_chat(
         self,

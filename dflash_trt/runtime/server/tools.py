@@ -14,6 +14,7 @@ from dflash_trt.runtime.grammars.structural_tags import PLACE
 from dflash_trt.runtime.server.channels import ChannelTokens
 from dflash_trt.runtime.server.hermes import BEGIN, END
 from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
+from dflash_trt.runtime.server.tagged_calls import TAGS, TaggedFormat, tagged_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 NAME = r"[a-zA-Z0-9_-]{1,64}"
 """Names of functions, as in the OpenAI API."""
-ToolFormat = ChannelTokens | Literal["hermes"]
-"""How a chat template writes calls: in harmony, with these control tokens, or as Hermes does."""
+ToolFormat = ChannelTokens | Literal["hermes"] | TaggedFormat
+"""How a chat template writes calls: in harmony, with these control tokens, as Hermes does, or in its tags."""
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,9 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
     template = str(tokenizer.chat_template or "")
     token = tokenizer.get_added_vocab().get(BEGIN)
     is_text = token is None or not tokenizer.added_tokens_decoder[token].special
-    return "hermes" if BEGIN in template and "<function=" not in template and is_text else None
+    if BEGIN not in template or not is_text:
+        return None
+    return tagged_format(template) or "hermes"
 
 
 def read_tools(body: ChatBody) -> Tools | None:
@@ -76,7 +79,12 @@ def _name(definition: Json) -> str:
 
 
 def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
-    """Grammar of an answer that calls at least one tool."""
+    """Grammar of an answer that calls at least one tool; RequestError for a format without one."""
+    if form in TAGS:
+        raise RequestError(
+            f"tool_choice: calls in {form}'s format cannot be required",
+            hint="use auto, which parses the target's calls",
+        )
     functions = [definition["function"] for definition in tools.definitions]
     names = [function["name"] for function in functions]
     arguments = [

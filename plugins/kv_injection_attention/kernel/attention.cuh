@@ -77,7 +77,7 @@ class Attention {
         factor, kLog2E};
     const auto first = rows.load();
     Context context(p_, config_, worker_, stored);
-    rows.store(first, now.slot >= 0, shared_memory(), block_keys(), block_values());
+    rows.store(first, shared_memory(), block_keys(), block_values());
     syncthreads();
 
     // All warps must take the same branch, because it contains barriers.
@@ -196,7 +196,7 @@ class Attention {
       }
     }
     syncthreads();
-    merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span().load(), kv_head()), results(), threads,
+    merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span(), kv_head()), results(), threads,
                           num_results(), first_row(), min(config_.tile_rows, config_.rows - first_row()));
   }
 

@@ -20,7 +20,7 @@ DFLASH_DEVICE CutRequest find_cut(const Params& p, const LaunchConfig& config, c
   const bool by_request = p.batch < config.ranges;
   if (!by_request && ctaid_y() + 1 >= schedule.ranges()) return {};
   const Place place = by_request ? schedule.start_of(ctaid_y()) : schedule.begin(ctaid_y() + 1);
-  const int units = context_of(p, place.request).units;
+  const int units = schedule.units_of(place.request);
   const int first = schedule.range_of({place.request, place.first_unit, 0}, units);
   const int last = schedule.range_of({place.request, place.first_unit, units - 1}, units);
   // A request is combined at its first boundary. A boundary between two requests needs no combining.

@@ -122,7 +122,7 @@ class ContextLoader {
         [&](unsigned chunk) {
           return first + static_cast<int>(chunk / kChunks * team_keys() + chunk % kChunks * kChunkRows);
         },
-        [&](int key) { return find_chunk(p_, span, kv_head, key); });
+        [&](int key) { return find_chunk(p_, span_, span, kv_head, key); });
   }
 
   // Rows that the warps of a team copy at a time.

@@ -10,19 +10,24 @@
 
 namespace dflash::kv_injection {
 
-// Address of K in row `key`, the first of a chunk, for a kv head of the span's request. The page size is a power of two
-// if there are several pages, so a shift takes the place of a division, and the layout and the table's entry are loaded
-// at the same time.
-DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const ContextSpan& span, int kv_head, int key) {
-  const int64_t* layout = p.context_layout;
-  const Words4 size_and_page = ld_global_v4(layout + kPageSize), kv_and_row = ld_global_v4(layout + kKVStride);
-  const int64_t head_stride = layout[kHeadStride], begin = p.context_pointers[p.layer];
-  const int shift = lowest_set_bit(size_and_page.word[0]), page = p.max_pages == 1 ? 0 : key >> shift;
-  const int64_t entry = p.page_table[int64_t{span.slot} * p.max_pages + page];
-  const auto page_stride = static_cast<int64_t>(uint64_t{size_and_page.word[3]} << 32 | size_and_page.word[2]);
+// Address of K in row `key`, the first of a chunk, for a kv head of the span's request. If the page does not exist, the
+// request is invalid and page 0 is read in its place. The page size is a power of two if there are several pages, so a
+// shift takes the place of a division, and the layout and the table's entry are loaded at the same time.
+DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const StoredSpan& stored, const ContextSpan& span,
+                                              int kv_head, int key) {
+  int64_t layout[kLayoutSize];
+  load_integers(layout, p.context_layout);
+  const int64_t begin = p.context_pointers[p.layer * kPointerSize + kAddress];
+  const int shift = lowest_set_bit(static_cast<uint32_t>(layout[kPageSize]));
+  const int page = p.max_pages == 1 ? 0 : key >> shift;
+  int entry = p.page_table[int64_t{span.slot} * p.max_pages + page];
+  if (static_cast<uint32_t>(entry) >= static_cast<uint32_t>(layout[kNumPages])) {
+    entry = 0;
+    stored.invalidate();
+  }
   const int row = p.max_pages == 1 ? key : key - (page << shift);
-  return reinterpret_cast<const unsigned char*>(begin) + entry * page_stride +
-         int64_t{row} * static_cast<int>(kv_and_row.word[2]) + kv_head * head_stride;
+  return reinterpret_cast<const unsigned char*>(begin) + entry * layout[kPageStride] +
+         int64_t{row} * static_cast<int>(layout[kRowStride]) + kv_head * layout[kHeadStride];
 }
 
 // Strides in bytes, loaded on every use to save registers.
@@ -32,7 +37,7 @@ struct ContextStrides {
 
   DFLASH_DEVICE explicit ContextStrides(const Params& p) {
     const Words4 words = ld_global_v4(p.context_layout + kKVStride);
-    to_values = static_cast<int64_t>(uint64_t{words.word[1]} << 32 | words.word[0]);
+    to_values = join(words.word[0], words.word[1]);
     row = static_cast<int>(words.word[2]);
   }
 };

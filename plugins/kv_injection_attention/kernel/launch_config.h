@@ -6,19 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kv_injection_attention/params.h"
-
-#ifdef __CUDACC__
-#define DFLASH_ANYWHERE __host__ __device__
-#else
-#define DFLASH_ANYWHERE
-#endif
+#include "kv_injection_attention/context_layout.h"
 
 namespace dflash::kv_injection {
 
-// Context rows that never cross a page, whatever its size. Units begin at multiples of it.
-inline constexpr int kChunkRows = 16;
-// Work is cut into units of this many context rows.
+// Work is cut into units of this many context rows, which begin at multiples of kChunkRows.
 inline constexpr int kUnitKeys = 32;
 // Cost of a byte of partial results in bytes of the cache. It is written and read, but mostly in L2, so the two are
 // assumed equal; not measured.

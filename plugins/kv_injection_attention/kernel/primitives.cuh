@@ -110,6 +110,11 @@ DFLASH_DEVICE void st_shared_v4(Shared to, const Words4& words) {
                : "memory");
 }
 
+// st_shared() of a word that other threads may write at the same time.
+DFLASH_DEVICE void st_shared_relaxed(Shared to, uint32_t value) {
+  asm volatile("st.relaxed.cta.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
 DFLASH_DEVICE Words4 ld_shared_v4(Shared from) {
   Words4 words;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

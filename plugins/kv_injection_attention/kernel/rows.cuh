@@ -163,7 +163,7 @@ DFLASH_DEVICE void norm_and_rotate(const RowVectors& loaded, const RowSource& so
 
 // The block's rows of a CTA in the kernel for all architectures: `queries` query rows of a kv head from `first_row` on,
 // then `keys` keys and `keys` values of the block; rows after the last are 0. `factor` and `unit` apply to queries, as
-// in RowSource. All threads of the CTA must call. If the request is not valid, NaN queries make its outputs NaN.
+// in RowSource. All threads of the CTA must call.
 template <int D, class T, class Stored, bool kFp8>
 struct BlockRows {
   static constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // lanes per row: D / 16, rounded up to a power of 2
@@ -181,8 +181,7 @@ struct BlockRows {
   };
   DFLASH_DEVICE First load() const { return {load_block_row(row_of_thread()), load_value(tid_x())}; }
 
-  DFLASH_DEVICE void store(const First& first, bool is_valid, Shared to_queries, Shared to_keys,
-                           Shared to_values) const {
+  DFLASH_DEVICE void store(const First& first, Shared to_queries, Shared to_keys, Shared to_values) const {
     RowVectors row = first.row;
 #pragma unroll 1
     for (int begin = 0; begin < queries + keys; begin += ntid_x() / kLanes) {
@@ -190,9 +189,8 @@ struct BlockRows {
       const bool is_key = key >= 0;
       if (begin > 0) row = load_block_row(i);
       const Shared to = is_key ? to_keys + key * row_bytes(D, 2) : to_queries + i * row_bytes(D, 2);
-      norm_and_rotate<D, T, Stored, kLanes>(row, source_of(i),
-                                            is_key || is_valid ? p.rms_norm_eps : as_float(0x7fc00000u), part(),
-                                            key < keys, [&](int index, const Words4& vector) {
+      norm_and_rotate<D, T, Stored, kLanes>(row, source_of(i), p.rms_norm_eps, part(), key < keys,
+                                            [&](int index, const Words4& vector) {
                                               store_vector<kFp8 ? Columns::kPairs : Columns::kPlain>(to, index, vector);
                                             });
     }

@@ -12,10 +12,10 @@
 
 namespace dflash::kv_injection {
 
-// A request's context. If its slot, length or layout is out of range, as in the arbitrary values with which TensorRT's
+// A request's context. If its slot, length or layout is invalid, as in the arbitrary values with which TensorRT's
 // builder times a node, the cache is not read: the request counts as one without context, and its output is NaN.
 struct RequestContext {
-  int slot;    // negative if slot or length is out of range
+  int slot;    // negative if slot, length or layout is invalid
   int length;  // context rows
   int begin;   // first row that any block slot sees, rounded down to a multiple of kChunkRows
   int units;   // at least 1, because the block belongs to the last one
@@ -23,21 +23,37 @@ struct RequestContext {
 
 DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Longest context that a row of the page table can hold; 0 for an invalid layout.
+DFLASH_DEVICE int64_t join(uint32_t low, uint32_t high) { return static_cast<int64_t>(uint64_t{high} << 32 | low); }
+
+// Loads `n` adjacent 64-bit integers, an even number; the first is 16-byte aligned.
+template <int n>
+DFLASH_DEVICE void load_integers(int64_t (&values)[n], const int64_t* from) {
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    const Words4 pair = ld_global_v4(from + i);
+    values[i] = join(pair.word[0], pair.word[1]);
+    values[i + 1] = join(pair.word[2], pair.word[3]);
+  }
+}
+
+// Longest context that a row of the page table can hold; 0 if pointer or layout is invalid.
 DFLASH_DEVICE int most_rows(const Params& p) {
-  const int64_t any_size = p.context_layout[kPageSize];
-  const unsigned size = any_size > 0 && any_size <= kMaxContext ? static_cast<unsigned>(any_size) : 0;
-  const bool divides = p.max_pages == 1 || size == 16 || size == 32 || size == 64;
-  return divides ? static_cast<int>(min(int64_t{p.max_pages} * size, int64_t{kMaxContext})) : 0;
+  int64_t pointer[kPointerSize], layout[kLayoutSize];
+  load_integers(pointer, p.context_pointers + p.layer * kPointerSize);
+  load_integers(layout, p.context_layout);
+  return most_context_rows(p.max_pages, pointer, layout);
 }
 
-// First row of a context that is read; see RequestContext.
+// First row of a context that is read; see RequestContext. A window of one position shows no row: its pages need not
+// exist.
 DFLASH_DEVICE int first_row(const Params& p, int length) {
-  return max(0, length - window_of(p.sliding_window) + 1) / kChunkRows * kChunkRows;
+  const int visible = max(0, length - window_of(p.sliding_window) + 1);
+  return visible < length ? visible / kChunkRows * kChunkRows : length;
 }
 
-DFLASH_DEVICE RequestContext context_of(const Params& p, int index) {
-  const int length = p.context_lengths[index], slot = p.slot_ids[index], most = most_rows(p);
+// `most` is most_rows().
+DFLASH_DEVICE RequestContext context_of(const Params& p, int most, int index) {
+  const int length = p.context_lengths[index], slot = p.slot_ids[index];
   if (length < 0 || length > most || most == 0 || slot < 0 || slot >= p.slots) return {-1, 0, 0, 1};
   const int begin = first_row(p, length);
   return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
@@ -61,14 +77,14 @@ struct Task {
 class Schedule {
  public:
   DFLASH_DEVICE Schedule(const Params& p, const LaunchConfig& config)
-      : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)) {
+      : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)), most_(most_rows(p)) {
     int longest = 0;
     if (requests_per_lane_ == 1) {  // not a loop, which would wait for the layout first and then for the lengths
-      if (lane_ < p.batch) lane_units_ = longest = context_of(p, lane_).units;
+      if (lane_ < p.batch) lane_units_ = longest = context(lane_).units;
     } else {
 #pragma unroll 1
       for (int i = first_request(); i < end_request(); ++i) {
-        const int units = context_of(p, i).units;
+        const int units = context(i).units;
         lane_units_ += units;
         longest = max(longest, units);
       }
@@ -131,20 +147,22 @@ class Schedule {
     const int owner = requests_per_lane_ == 1 ? request : request / requests_per_lane_;
     int unit = units_before_;
     if (lane_ == owner) {
-      for (int i = first_request(); i < request; ++i) unit += context_of(p_, i).units;
+      for (int i = first_request(); i < request; ++i) unit += context(i).units;
     }
     return {request, shfl_sync(unit, owner), 0};
   }
+  // All lanes of the warp must pass the same request.
+  DFLASH_DEVICE int units_of(int request) const {
+    return requests_per_lane_ == 1 ? shfl_sync(lane_units_, request) : context(request).units;
+  }
 
  private:
+  DFLASH_DEVICE RequestContext context(int request) const { return context_of(p_, most_, request); }
+
   // a / b without a division instruction. Exact for a below two million: a / b + 1 / 2b is at least 1 / 2b away from an
   // integer, and an error of two units in the last place is smaller.
   static DFLASH_DEVICE int quotient(int a, int b) {
     return static_cast<int>((static_cast<float>(a) + 0.5f) * rcp_approx(static_cast<float>(b)));
-  }
-
-  DFLASH_DEVICE int units_of(int request) const {
-    return requests_per_lane_ == 1 ? shfl_sync(lane_units_, request) : context_of(p_, request).units;
   }
 
   // Task of a range if all requests are cut into equal parts.
@@ -167,7 +185,7 @@ class Schedule {
     const bool owns_unit = left >= 0 && left < lane_units_ + requests * start_cost_;
     Place place{first_request(), units_before_, 0};
     while (owns_unit) {
-      const int units = context_of(p_, place.request).units;
+      const int units = context(place.request).units;
       if (left < units + start_cost_) break;
       left -= units + start_cost_;
       ++place.request;
@@ -183,6 +201,7 @@ class Schedule {
 
   const Params& p_;
   int lane_, requests_per_lane_;
+  int most_;  // most_rows()
   int lane_units_ = 0;
   int units_before_, total_, ranges_;
   int parts_;       // parts per request; 0 if the concatenation is cut
@@ -192,7 +211,7 @@ class Schedule {
 // The context of one request that a CTA reads: units `begin` to `end`.
 struct ContextSpan {
   int request;
-  int slot;                // the request's slot; negative if out of range
+  int slot;                // the request's slot; negative if slot, length or layout is invalid
   int begin, end;          // units within the request
   int length;              // context rows of the request
   int key_begin, key_end;  // rows of the span
@@ -200,7 +219,7 @@ struct ContextSpan {
   ContextSpan() = default;
   // Takes at most `units` units from `first` on.
   DFLASH_DEVICE ContextSpan(const Params& p, int index, int first, int units) : request(index), begin(first) {
-    const RequestContext all = context_of(p, request);
+    const RequestContext all = context_of(p, most_rows(p), request);
     slot = all.slot;
     end = min(begin + units, all.units);
     length = all.length;
@@ -231,8 +250,12 @@ struct StoredSpan {
     const int visible_to_all = now.key_end - (now.length - window_of(p.sliding_window) + p.block);
     const auto word = [](int value) { return static_cast<uint32_t>(value); };
     st_shared_v4(first, {{word(now.request), word(now.slot), word(now.length), word(now.key_begin)}});
-    st_shared_v4(second, {{word(now.key_end), word(left), word(visible_to_all), 0}});
+    st_shared_v4(second, {{word(now.key_end), word(left), word(visible_to_all), now.slot < 0}});
   }
+  // Whether the request is invalid: it then has no rows, or an entry of its pages is out of range. Complete after the
+  // last page was looked up.
+  DFLASH_DEVICE bool is_invalid() const { return ld_shared(second + 12) != 0; }
+  DFLASH_DEVICE void invalidate() const { st_shared_relaxed(second + 12, 1); }
   // The stored span, without `begin` and `end`.
   DFLASH_DEVICE ContextSpan load() const {
     const Words4 words = ld_shared_v4(first);

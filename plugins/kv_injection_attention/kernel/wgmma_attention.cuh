@@ -44,9 +44,9 @@ class WgmmaAttention {
     const bool has_block = now.ends() && min(steps(now), kTeams - 1) == Group::team();
     const Rows rows(p_, config_);
     const typename Rows::First loaded = rows.load(now.request, now.ends());
-    Context context(p_, config_, now, [] { return span(); });
+    Context context(p_, config_, now, [] { return Group::span(); });
     stamp(Phase::kLoads);
-    rows.store(loaded, now, now.ends());
+    rows.store(loaded, now.request, now.ends());
     fence_proxy_async();
     syncthreads();
     stamp(Phase::kRows);
@@ -54,7 +54,7 @@ class WgmmaAttention {
     attend_context(context, has_block);
     syncthreads();
     stamp(Phase::kResults);
-    merge_and_write<ResultRow, Group::kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(),
+    merge_and_write<ResultRow, Group::kAllThreads>(ResultWriter<D, T>(p_, config_, Group::span(), ctaid_x()), results(),
                                                    kThreads, num_results(), 0, config_.rows);
     stamp(Phase::kMerge);
   }
@@ -189,7 +189,7 @@ class WgmmaAttention {
       // The step's weights and values are complete after the barrier, and the previous step's stage and weights are
       // free.
       const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);
-      context.take_next([] { return span(); });
+      context.take_next([] { return Group::span(); });
       if (raise) {  // no weights yet, or too large ones: as in attend_keys()
         const int left = context.rows_left();
         make_scores<true>(state, score, addresses, all_visible(left), left, context.rows());
@@ -305,7 +305,7 @@ class WgmmaAttention {
       attend_ahead(state, context, first);
     } else {
       const StepAddresses addresses;
-      while (context.next([] { return span(); })) {
+      while (context.next([] { return Group::span(); })) {
         const int left = context.rows_left();
         attend_keys(state, addresses, first, all_visible(left), left, context.rows());
         if (first) stamp(Phase::kFirstStep);

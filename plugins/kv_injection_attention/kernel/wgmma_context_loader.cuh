@@ -15,7 +15,7 @@ class WgmmaContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  // `get_span()` reloads the span, which would occupy registers.
+  // `get_span()` locates the stored span; its values would occupy registers.
   template <class GetSpan>
   DFLASH_DEVICE WgmmaContextLoader(const Params& p, const LaunchConfig& config, const ContextSpan& span,
                                    GetSpan get_span)
@@ -102,12 +102,13 @@ class WgmmaContextLoader {
     cp_async_commit_group();  // even if empty, because cp_async_wait_group counts groups
   }
 
-  DFLASH_DEVICE void find_chunks(const ContextSpan& span) {
+  DFLASH_DEVICE void find_chunks(const StoredSpan& stored) {
+    const ContextSpan span = stored.load();
     // Warps are numbered team by team.
     const int first = span.key_begin + tid_x() / 32 * kChunkRows;
     chunks_.refill(
         chunk_, span.key_end, [&](unsigned chunk) { return first + static_cast<int>(chunk) * kTeamKeys; },
-        [&](int key) { return find_chunk(p_, span, ctaid_x(), key); });
+        [&](int key) { return find_chunk(p_, stored, span, ctaid_x(), key); });
   }
 
   const Params& p_;

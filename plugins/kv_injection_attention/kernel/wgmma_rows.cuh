@@ -45,8 +45,7 @@ class WgmmaRows {
 
   // Stores the queries as the swizzled rows that wgmma reads and, with the block, its keys and values. Keys after slot
   // S are not written, because attend_block() masks their scores. Values there are finite.
-  DFLASH_DEVICE void store(const First& loaded, const ContextSpan& now, bool has_block) const {
-    const float eps = now.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
+  DFLASH_DEVICE void store(const First& loaded, int request, bool has_block) const {
     const int rows = has_block ? N + p_.block : N, part = tid_x() % kRowLanes;
     float largest = 0;  // largest absolute value of the queries; ignores NaN
     RowVectors row = loaded.row;
@@ -54,9 +53,9 @@ class WgmmaRows {
     for (int begin = 0; begin < rows; begin += kRowsAtOnce) {
       const int i = begin + tid_x() / kRowLanes;
       const bool is_key = i >= N;
-      if (begin > 0) row = load_block_row(now.request, i, rows);
+      if (begin > 0) row = load_block_row(request, i, rows);
       norm_and_rotate<D, T, Score, kRowLanes>(
-          row, source_of(i), is_key ? p_.rms_norm_eps : eps, part, i < rows, [&](int index, const Words4& vector) {
+          row, source_of(i), p_.rms_norm_eps, part, i < rows, [&](int index, const Words4& vector) {
             st_shared_v4(is_key ? block_keys() + (i - N) * kStride + index * 16 : query_at(i, index), vector);
             if constexpr (kFp8) {
               if (!is_key) largest = largest_of(vector, largest);

@@ -315,8 +315,11 @@ def test_long_names_are_cut_and_stay_apart(
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--image", "none"), "--image: expected an image, as pods run"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a b"), "--models: expected an absolute path"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--models", "/a/../b"), "--models: expected an absolute path"),
-        ((*HERE, "--runtime", "trtllm", *KUBERNETES), "target: expected a directory below --models /models"),
-        ((*HERE, "--runtime", "trtllm", *KUBERNETES, "--models", f"{TARGET}"), "draft: expected a directory below"),
+        ((*HERE, "--runtime", "trtllm", *KUBERNETES), "is not below --models /models, which is all"),
+        (
+            (*HERE, "--runtime", "trtllm", *KUBERNETES, "--models", f"{TARGET}"),
+            "tiny-qwen3-dflash is not below --models",
+        ),
         (("two-nodes.yaml", "--runtime", "trtllm"), "expected GPUs of one node"),
         ((NATIVE, "--runtime", "trtllm", "--image", "x"), "--image is for --launcher and dynamo runtimes"),
         ((NATIVE, "--runtime", "dynamo-trtllm", *KUBERNETES), "Dynamo's operator starts"),

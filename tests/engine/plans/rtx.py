@@ -39,7 +39,7 @@ def tensorrt_rtx() -> Any:
     """The module, with our plugin; skips where the extra is not installed."""
     pytest.importorskip("tensorrt_rtx_bindings", reason="pip install -e '.[rtx]' has it on Linux")
     trt = load_tensorrt("tensorrt_rtx")
-    load_plugin(trt, installed_library(), "DFlashKVInjectionAttention", "4", "dflash_trt")
+    load_plugin(trt, installed_library(), "DFlashKVInjectionAttention", "5", "dflash_trt")
     return trt
 
 

@@ -154,7 +154,7 @@ def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     assert f"--dynamicPlugins={library}" in draft
     assert not any(word.startswith("--setPluginsToSerialize") for word in draft)
     assert [word for word in draft if word.startswith("--profile")] == ["--profile=0", "--profile=1"]
-    assert "context_pointers:3,context_layout:5,page_table:1x1" in next(
+    assert "context_pointers:3x2,context_layout:6,page_table:1x1" in next(
         word for word in draft if word.startswith("--minShapes")
     )
 

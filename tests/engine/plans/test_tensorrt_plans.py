@@ -185,9 +185,9 @@ def test_a_process_of_its_own_says_why(engine: Path, tmp_path: Path, monkeypatch
     manifest = read_manifest(engine)
     job = PlanJob(
         name="draft", graph=manifest.graphs["draft"], options=SMALL, compute_capabilities=("12.0",),
-        plugin=(str(installed_library()), "DFlashKVInjectionAttention", "5", "dflash_trt"),
+        plugin=(str(installed_library()), "DFlashKVInjectionAttention", "99", "dflash_trt"),
     )  # fmt: skip
-    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 5" in refusal(
+    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 99" in refusal(
         lambda: build_apart(job, engine, tmp_path / "plan"), BuildError
     )
     orphan = msgspec.structs.replace(job, parent="1")
@@ -228,7 +228,7 @@ def test_how_tensorrt_builds_a_plan(engine: Path, tensorrt: Checked) -> None:
     spec = read_manifest(engine).draft
     block = [4, spec.block_size, spec.hidden_size]
     assert shapes["noise_embeds"] == (block, block, block)
-    assert shapes["context_pointers"] == ([len(spec.layers)],) * 3
+    assert shapes["context_pointers"] == ([len(spec.layers), 2],) * 3
     assert shapes["page_table"] == ([1, 1], [1, 1], [5, 8192])
     plan = read_manifest(engine).plans["draft"]
     assert (plan.runtime, plan.version, plan.gpu) == ("tensorrt", tensorrt.__version__, "NVIDIA H200")
@@ -269,7 +269,7 @@ def test_another_machine_builds_all_again(engine: Path, tensorrt: Checked, monke
         ("IBuilderConfig.add_optimization_profile", -1, BuildError, PROFILE),
         ("IOptimizationProfile.set_shape", RuntimeError("Shape provided is inconsistent."), BuildError, PROFILE),
         ("IPluginRegistry.get_creator", None, EngineError,
-         "expected the plugin dflash_trt::DFlashKVInjectionAttention version 4"),
+         "expected the plugin dflash_trt::DFlashKVInjectionAttention version 5"),
         ("IBuilderConfig.set_timing_cache", False, BuildError,
          "timing.cache is a timing cache of another GPU or TensorRT"),
     ],

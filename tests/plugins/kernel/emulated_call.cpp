@@ -116,14 +116,15 @@ class Call {
     return tensor.bytes;
   }
 
-  // The file has offsets into the pool.
+  // The file has offsets into the pool and checksums of them.
   const int64_t* pointers(const void* pool) {
     const void* tensor = read("context_pointers");
     std::vector<char>& bytes = inputs_.back().second;
     for (size_t at = 0; at < bytes.size(); at += sizeof(int64_t)) {
       int64_t value;
       std::memcpy(&value, &bytes[at], sizeof value);
-      value += reinterpret_cast<intptr_t>(pool);
+      const auto begin = reinterpret_cast<intptr_t>(pool);
+      value += at / sizeof value % kv::kPointerSize == kv::kAddress ? begin : -begin;  // ~(a + b) is ~a - b
       std::memcpy(&bytes[at], &value, sizeof value);
     }
     return static_cast<const int64_t*>(tensor);

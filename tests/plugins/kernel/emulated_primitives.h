@@ -109,6 +109,7 @@ inline void st_shared_v4(Shared to, const Words4& words) {
   if (to % 16 != 0) emulator::fail("misaligned store to %u", to);
   for (uint32_t i = 0; i < 4; ++i) cta().write_word(to + 4 * i, words.word[i]);
 }
+inline void st_shared_relaxed(Shared to, uint32_t value) { cta().write_word_relaxed(to, value); }
 inline Words4 ld_shared_v4(Shared from) {
   if (from % 16 != 0) emulator::fail("misaligned load of %u", from);
   Words4 words;

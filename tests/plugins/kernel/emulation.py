@@ -10,8 +10,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -22,10 +22,12 @@ from tests.paths import REPOSITORY
 from tests.plugins.cases import BF16, F16, FP8, Case
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel.oracle import Expected, expect
-from tests.plugins.tensors import Tensors, draw, out_of_range
+from tests.plugins.tensors import Tensors, draw, out_of_range, pointers
 
 HERE = Path(__file__).parent
+CALL = (HERE / "emulated_call.cpp",)
 PLUGINS = REPOSITORY / "plugins"
+INCLUDE = (f"-I{HERE}", f"-I{PLUGINS}")
 LAUNCH_CONFIG = ("launch_config.cpp", "wgmma_launch_config.cpp")
 FLAGS = [
     "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
@@ -109,8 +111,7 @@ def emulator() -> list[Path]:
 
 
 def _object(source: Path) -> Path:
-    include = (f"-I{HERE}", f"-I{PLUGINS}")
-    return once(f"{source.stem}.o", lambda built: compile_with(*include, "-c", str(source), "-o", str(built)))
+    return once(f"{source.stem}.o", lambda built: compile_with(*INCLUDE, "-c", str(source), "-o", str(built)))
 
 
 def compile_with(*arguments: str) -> None:
@@ -125,17 +126,25 @@ def launch_config() -> list[Path]:
 
 def build_kernel(
     program: Path, head_dim: int, kernel: int = MMA, plugins: Path = PLUGINS, formats: int = ALL_FORMATS,
-    gpu: Gpu = HOPPER,
+    gpu: Gpu = HOPPER, callers: Sequence[Path] = CALL,
 ) -> Path:  # fmt: skip
     """The program that `call` runs, of the general attention (MMA), of short contexts' (SHORT), or of sm_90a's for
     `kernel` rows, with products ahead where AHEAD is added.
 
-    The fewer `formats`, the sooner it is compiled.
+    The fewer `formats`, the sooner it is compiled. Sources other than `call`'s may be the `callers`.
     """
-    host = [_object(HERE / "emulated_call.cpp"), *launch_config(), *emulator()]
-    sources = [HERE / "emulated_kernel.cpp", *host]
-    defines = [f"-DDFLASH_HEAD_DIM={head_dim}", f"-DDFLASH_KERNEL={kernel}", f"-DDFLASH_FORMATS={formats}"]
-    return build(program, sources, *defines, plugins=plugins, gpu=gpu)
+    host = [*map(_object, callers), *launch_config(), *emulator()]
+    source = HERE / "emulated_kernel.cpp"
+    numbers = {"HEAD_DIM": head_dim, "KERNEL": kernel, "FORMATS": formats}
+    defines = [f"-DDFLASH_{name}={value}" for name, value in numbers.items()]
+    if plugins != PLUGINS:
+        return build(program, [source, *host], *defines, plugins=plugins, gpu=gpu)
+
+    def compile_kernel(built: Path) -> None:
+        compile_with(*INCLUDE, *gpu.defines, *defines, "-c", str(source), "-o", str(built))
+
+    name = "_".join(map(str, (*numbers.values(), *astuple(gpu))))
+    return build(program, [once(f"emulated_kernel_{name}.o", compile_kernel), *host])
 
 
 @dataclass(frozen=True)
@@ -225,7 +234,7 @@ def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor
         plane_bytes = math.prod(plane[:2]) * row
         offsets, layout = (
             [layer * plane_bytes for layer in range(L)],
-            [plane[0], L * plane_bytes, case.cache_nbytes, case.G * row, row],
+            [plane[0], L * plane_bytes, case.cache_nbytes, case.G * row, row, slots],
         )
         table = torch.arange(slots, dtype=torch.int32)[:, None]
     else:
@@ -234,7 +243,7 @@ def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor
         for part in parts:
             file.seek(begin, os.SEEK_CUR)
             file.write(raw_bytes(part))
-    for name, values in (("context_pointers", offsets), ("context_layout", layout)):
+    for name, values in (("context_pointers", pointers(offsets, layout)), ("context_layout", layout)):
         (directory / name).write_bytes(raw_bytes(torch.tensor(values)))
     return table
 

@@ -191,21 +191,23 @@ void Cta::check_ordered(const Word::Access& before, const char* what, uint32_t a
 void Cta::record_read(Word& w, uint32_t at) {
   if (w.copies > 0) fail("reads shared memory address %u while a copy into it is under way", at);
   check_ordered(w.write, "reads what that wrote at", at);
+  for (const Word::Access& write : w.relaxed) check_ordered(write, "reads what that wrote at", at);
+  remember(w.reads);
+}
+
+void Cta::remember(std::vector<Word::Access>& accesses) {
   const uint32_t now = clocks_[current_][current_];
-  for (Word::Access& read : w.reads) {
-    if (read.thread == current_) {
-      read.time = now;
-      return;
-    }
-  }
-  w.reads.push_back({current_, now});
+  const auto own = std::ranges::find(accesses, current_, &Word::Access::thread);
+  own == accesses.end() ? accesses.push_back({current_, now}) : void(own->time = now);
 }
 
 void Cta::record_write(Word& w, uint32_t at) {
   if (w.products > 0) fail("writes shared memory address %u while a product reads it", at);
   check_ordered(w.write, "writes what that wrote at", at);
   for (const Word::Access& read : w.reads) check_ordered(read, "writes what that reads at", at);
+  for (const Word::Access& write : w.relaxed) check_ordered(write, "writes what that wrote at", at);
   w.reads.clear();
+  w.relaxed.clear();
   w.write = {current_, clocks_[current_][current_]};
 }
 
@@ -221,6 +223,17 @@ void Cta::write_word(uint32_t at, uint32_t value) {
   Word& w = word(at);
   if (w.copies > 0) fail("writes shared memory address %u while a copy into it is under way", at);
   record_write(w, at);
+  std::memcpy(&shared_[at], &value, 4);
+}
+
+void Cta::write_word_relaxed(uint32_t at, uint32_t value) {
+  Word& w = word(at);
+  if (w.copies > 0) fail("writes shared memory address %u while a copy into it is under way", at);
+  if (w.products > 0) fail("writes shared memory address %u while a product reads it", at);
+  check_ordered(w.write, "writes what that wrote at", at);
+  for (const Word::Access& read : w.reads) check_ordered(read, "writes what that reads at", at);
+  if (!w.relaxed.empty() && value != peek(at)) fail("writes another value than others to address %u", at);
+  remember(w.relaxed);
   std::memcpy(&shared_[at], &value, 4);
 }
 

@@ -28,6 +28,7 @@ struct Word {
   };
   Access write{-1, 0};
   std::vector<Access> reads;
+  std::vector<Access> relaxed;  // writes since the last ordered one
   int copies = 0;    // under way into it
   int products = 0;  // under way that read it
 };
@@ -81,6 +82,8 @@ class Cta {
 
   uint32_t read_word(uint32_t at);
   void write_word(uint32_t at, uint32_t value);
+  // Needs no order with other relaxed writes, as long as they write the same.
+  void write_word_relaxed(uint32_t at, uint32_t value);
 
   // Makes this thread's writes visible to products of threads that a barrier orders after it.
   void fence_proxy();
@@ -105,6 +108,7 @@ class Cta {
   Word& word(uint32_t at);
   void record_read(Word& w, uint32_t at);
   void record_write(Word& w, uint32_t at);
+  void remember(std::vector<Word::Access>& accesses);
   void check_ordered(const Word::Access& before, const char* what, uint32_t at);
   void land(const Copy& copy);
   int pick();

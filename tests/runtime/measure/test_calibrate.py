@@ -189,11 +189,11 @@ class Largest:
         return self.amax
 
 
-@pytest.fixture(params=["stand-in", "modelopt"])
+@pytest.fixture(params=["stand-in", pytest.param("modelopt", marks=pytest.mark.full)])
 def calibrators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in, and where it is installed modelopt's own."""
+    """A stand-in, and in the full tests modelopt's own."""
     if request.param == "modelopt":
-        pytest.importorskip("modelopt", reason="pip install 'dflash-trt[calibrate]' to run modelopt's calibrators")
+        pytest.importorskip("modelopt", reason="modelopt comes with dflash-trt[dev]")
         return
     module = ModuleType(CALIBRATORS)
     module.MaxCalibrator = Largest  # type: ignore[attr-defined]
@@ -253,7 +253,7 @@ def test_without_modelopt(features: dict[str, Path], tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "modelopt", None)
     result = run("quantize", draft, *arguments)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == ("error: missing package modelopt\n\nhint: pip install 'dflash-trt[calibrate]'\n")
+    assert result.stderr == ("error: missing package nvidia-modelopt\n\nhint: pip install 'dflash-trt[calibrate]'\n")
     assert not output.exists()
     assert EXTRAS["modelopt"] == EXTRAS["requests"] == "calibrate"
 

@@ -14,6 +14,7 @@ import pytest
 
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.backend import Chunk
+from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
@@ -395,7 +396,7 @@ def test_the_other_paths(live: Live) -> None:
     assert live.http.get("/health").status_code == 200
     assert live.http.get("/version").json()["version"]
     messages = [{"role": "user", "content": "x"}]
-    assert live.post("/tokenize", messages=messages).json()["tokens"] == live.llm.backend.encode_chat(messages)
+    assert live.post("/tokenize", messages=messages).json()["tokens"] == encode_chat(live.llm.get_tokenizer(), messages)
     for path, kind in (("/", "text/html"), ("/page/page.css", "text/css"), ("/page/page.js", "text/javascript")):
         response = live.http.get(path)
         assert (response.status_code, response.headers["content-type"].split(";")[0]) == (200, kind)

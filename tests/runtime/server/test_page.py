@@ -97,7 +97,7 @@ def test_both_columns_end_with_the_same_text(live: Live, window: Any, temperatur
     after = live.llm.metrics()
     plain, dflash = text_of(window, "#plain .text"), text_of(window, "#dflash .text")
     assert re.match(
-        r"(\d+\.\dx faster|As fast as plain decoding here|Slower here, 0\.\d\dx the speed of plain decoding), "
+        r"(Faster|Slower|About as fast|This machine is too busy to tell|\d+ pairs are too few to compare speeds).*; "
         r"same text: \d+ tokens in",
         judged,
     )
@@ -108,7 +108,8 @@ def test_both_columns_end_with_the_same_text(live: Live, window: Any, temperatur
     plain_passes = int(text_of(window, '#plain [data-figure="passes"]'))
     assert len(bands) == passes < plain_passes
     tokens = int(text_of(window, '#dflash [data-figure="tokens"]'))
-    assert 6 * tokens == after.output_tokens - before.output_tokens
+    answers, rest = divmod(after.output_tokens - before.output_tokens, 2 * tokens)
+    assert (answers >= 2, rest) == (True, 0)  # a warm-up and pairs
     assert float(text_of(window, '#dflash [data-figure="tau"]')) == pytest.approx((tokens - 1) / passes, abs=0.01)
     assert window.get_log("browser") == []
 
@@ -198,7 +199,7 @@ def test_what_was_asked_can_be_asked_again_and_exported(window: Any, tmp_path: P
     window.find_element("id", "export").click()
     until(lambda: any(tmp_path.glob("dflash-*.json")))
     exported = json.loads(next(tmp_path.glob("dflash-*.json")).read_text())
-    assert (len(exported["plain"]), len(exported["dflash"])) == (3, 3)
+    assert len(exported["plain"]) == len(exported["dflash"]) >= 1
     for recording in (*exported["plain"], *exported["dflash"]):
         assert "".join(token["text"] for _, step in recording["steps"] for token in step["tokens"]) == said
     assert exported["model"]["draft_model"] == "z-lab/tiny-gpt-oss-DFlash"

@@ -16,12 +16,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.server.channels import Channels, ChannelTokens
 from dflash_trt.runtime.server.hermes import HermesParser
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.request_fields import ChatBody
+from dflash_trt.runtime.server.tagged_calls import call_reader
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
@@ -48,9 +50,26 @@ CALL = '{"name": "f", "arguments": {"a": 1}}'
 NESTED = '{"a": {"b": ["}", "\\\\\\"}{"]}, "c": "<tool_call>"}'
 
 
-def parse_hermes(pieces: list[str]) -> tuple[str, Calls, bool]:
+TYPES = {"s": {"type": "string"}, "n": {"type": "number"}, "o": {"type": "object"}}
+TAGGED_TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": TYPES}}}]
+VALUES = {"s": "[1,\n 2] <b>", "n": "3", "o": '{"a": "</x>"}', "u": "maybe"}
+ARGUMENTS = {"s": "[1,\n 2] <b>", "n": 3, "o": {"a": "</x>"}, "u": "maybe"}
+TAGGED = {
+    "qwen3-coder": "\n<function=f>\n"
+    + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in VALUES.items())
+    + "</function>\n",
+    "glm": "f\n" + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in VALUES.items()),
+}
+NO_CALLS = {
+    "qwen3-coder": ["x", CALL, "<function=f><parameter=a>1</function>", "<function=f>x</function>"],
+    "glm": [CALL, "f <arg_key>a</arg_key>", "f <arg_key>a</arg_key><arg_value>1", "two words"],
+}
+EMPTY = {"qwen3-coder": "<function=f></function>", "glm": "f"}
+
+
+def parse_hermes(pieces: list[str], form: str = "hermes") -> tuple[str, Calls, bool]:
     """Content, (name, arguments) of each call, and whether the last is open."""
-    parser, content, calls = HermesParser(), "", []
+    parser, content, calls = HermesParser(call_reader(form, TAGGED_TOOLS)), "", []
     for i, piece in enumerate(pieces):
         added, deltas = parser.push(piece, is_last=i == len(pieces) - 1)
         content += added
@@ -64,6 +83,31 @@ def parse_hermes(pieces: list[str]) -> tuple[str, Calls, bool]:
 
 def cut(text: str, size: int) -> list[str]:
     return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_tagged_arguments_have_the_types_of_their_schema(form: str) -> None:
+    """An argument that the schema does not know is read as JSON, or kept as text."""
+    for size in (1, 7, 10**6):
+        text = f"Let me see.\n<tool_call>{TAGGED[form]}</tool_call>\n<tool_call>{EMPTY[form]}</tool_call>"
+        content, calls, is_open = parse_hermes(cut(text, size), form)
+        assert (content, is_open) == ("Let me see.", False)
+        assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", ARGUMENTS), ("f", {})]
+    for wrong in NO_CALLS[form]:
+        text = f"<tool_call>{wrong}</tool_call>"
+        assert parse_hermes([text], form) == (text, [], False)
+    assert parse_hermes([f"<tool_call>{TAGGED[form][:20]}"], form)[2]
+
+
+@pytest.mark.parametrize(("form", "part"), [("qwen3-coder", "<function=NAME>"), ("glm", "<arg_key>")])
+def test_the_format_is_read_from_the_template(form: str, part: str) -> None:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")
+    tokenizer.chat_template = "{{ '<tool_call>" + part + "' }}"
+    assert tool_format(tokenizer) == form
+    tools = read_tools(ChatBody(messages=MESSAGES, tools=TOOLS, tool_choice=NAMED))
+    assert tools is not None
+    with pytest.raises(RequestError, match=f"tool_choice: calls in {form}'s format cannot be required"):
+        call_grammar(tools, tool_format(tokenizer) or "hermes")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +308,7 @@ def test_the_prompt_offers_tools(live: Live) -> None:
     tokenizer = live.llm.backend.tokenizer
     prompt = render_chat(tokenizer, MESSAGES, tools=TOOLS)
     assert "get_time" in prompt
-    expected = live.llm.generate(encode(tokenizer, prompt, chat=False), SamplingParams(max_tokens=8))[0]
+    expected = live.llm.generate(encode(tokenizer, prompt), SamplingParams(max_tokens=8))[0]
     answer = client.chat.completions.create(**settings)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (expected.text, "length")
 
@@ -282,7 +326,7 @@ def test_a_conversation_with_calls_and_template_variables(live: Live) -> None:
     text += '{"zone": "utc"}}</tool_call>\n# tool: noon\n# assistant:'
     variables = {"reasoning_effort": "low", "enable_thinking": True}
     assert render_chat(tokenizer, read_messages(messages), template_kwargs=variables) == text
-    expected = live.llm.generate(encode(tokenizer, text, chat=False), SamplingParams(max_tokens=8))[0]
+    expected = live.llm.generate(encode(tokenizer, text), SamplingParams(max_tokens=8))[0]
     settings: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0}
     create = live.openai().chat.completions.create
     assert create(reasoning_effort="low", **settings).choices[0].message.content == expected.text

@@ -6,7 +6,7 @@
 #SBATCH --nodes=<nodes>
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=<gpus_per_node>
-#SBATCH --output=%x-%j.log
+<sbatch>
 set -euo pipefail
 
 # Weights are read from <models>, nothing is downloaded.

@@ -1,12 +1,12 @@
 #!/bin/bash
 <head>
-# sbatch THIS_FILE, from a directory that every node sees. Needs <needs>, and Slurm built with PMIx.
+# sbatch THIS_FILE, from a directory that every node sees. Needs <needs>, and `srun --mpi=pmix true`: --mpi=list also names a PMIx that does not load.
 # Answers on <address> of the job's first node; serve-config --host says where else.
 #SBATCH --job-name=<name>
 #SBATCH --nodes=<nodes>
 #SBATCH --ntasks-per-node=<gpus_per_node>
 #SBATCH --gpus-per-node=<gpus_per_node>
-#SBATCH --output=%x-%j.log
+<sbatch>
 set -euo pipefail
 
 config="$SLURM_SUBMIT_DIR/<name>-$SLURM_JOB_ID.yaml"

@@ -5,6 +5,9 @@ export HF_HOME=<models>
 ## Build the TensorRT plans, with the image and on the GPU model that will run them
 <plans>
 
+## See whether srun starts MPI ranks: --mpi=list also names a PMIx that it cannot load
+<mpi>
+
 ## Submit
 job=$(sbatch --parsable <file>)
 until squeue --job "$job" --noheader --format %T | grep -q RUNNING; do sleep 5; done

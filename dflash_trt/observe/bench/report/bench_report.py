@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dflash_trt.observe.bench.report.beside import BesideRow, beside
 from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, sweep
 from dflash_trt.observe.bench.report.equal_speed import AtSpeed, at_speeds
+from dflash_trt.observe.bench.report.published_rows import PublishedSet
 from dflash_trt.observe.bench.report.report_notes import notes
 from dflash_trt.observe.bench.report.speed_curve import SpeedCurve, curve, speeds
 from dflash_trt.observe.bench.report.tasks import TaskReport, tasks
@@ -34,15 +36,19 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     titles: dict[str, str]
     """Display titles by method."""
     reference: str
+    published: PublishedSet | None = None
+    """Published rows that the run is put beside."""
+    beside: tuple[BesideRow, ...] = ()
 
 
 def report(
     runs: Sequence[LoadedRun], seed: int, user_rates: Sequence[float] = (), concurrency: int | None = None, *,
-    reference: str = BASELINE,
+    reference: str = BASELINE, published: PublishedSet | None = None,
 ) -> BenchReport:  # fmt: skip
     """Compares the methods of `runs` with `reference`; raises ConfigError where no run has it.
 
-    Throughput is compared at `user_rates`, by default round speeds, and categories at `concurrency`.
+    Throughput is compared at `user_rates`, by default round speeds, and categories at `concurrency`; the run is put
+    beside the `published` rows.
     """
     measured = workloads(runs, reference)
     return BenchReport(
@@ -53,6 +59,12 @@ def report(
         tasks=tuple(tasks(measured, seed, concurrency)),
         titles={series.name: series.title for work in measured for series in work.series},
         reference=reference,
+        published=published,
+        beside=()
+        if published is None
+        else beside(
+            [(work, {row.concurrency: row.by_method for row in sweep(work, seed)}) for work in measured], published
+        ),
     )
 
 
@@ -73,7 +85,7 @@ def document(report: BenchReport) -> dict[str, object]:
         "runs": [{"directory": each.directory.name, "run": msgspec.to_builtins(each.run)} for each in report.runs],
         "seed": report.seed, "notes": report.notes, "reference": report.reference, "titles": report.titles,
         "workloads": [_workload_document(work) for work in report.workloads],
-        "tasks": msgspec.to_builtins(report.tasks),
+        "tasks": msgspec.to_builtins(report.tasks), "beside": msgspec.to_builtins(report.beside),
     }  # fmt: skip
 
 

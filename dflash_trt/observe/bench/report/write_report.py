@@ -12,6 +12,7 @@ from dflash_trt.files.command import command_line
 from dflash_trt.files.write import OutputKind, new_directory
 from dflash_trt.observe.bench.report.acceptance_tables import drafts_table, position_tables
 from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
+from dflash_trt.observe.bench.report.beside import beside_table
 from dflash_trt.observe.bench.report.curve_tables import (
     goodput_table,
     latency_tables,
@@ -68,6 +69,8 @@ def render_report(
         "bench_report.j2", style, report=report, num_samples=NUM_SAMPLES, title=title(report), verdict=verdict(report),
         over=reference_title(report.reference), tasks=[task_table(report, task) for task in report.tasks],
         curves=[_curve_section(work, picture) for work, picture in zip(report.workloads, pictures, strict=True)],
+        beside=None if report.published is None else beside_table(report.beside, report.published),
+        beside_note="" if report.published is None else report.published.note,
         runs=[(each.directory.name, _facts(each.run)) for each in report.runs],
     )  # fmt: skip
 

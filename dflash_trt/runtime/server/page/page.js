@@ -164,7 +164,22 @@ async function record(path, body, signal, show = () => {}) {
 }
 
 // They take turns, as concurrently they would slow each other, and so that a slow moment of the machine meets both.
-const ROUNDS = 3;
+const ROUND = 8; // pairs between two looks at the interval
+const MEASURE_SECONDS = 20;
+
+// The verdict on all pairs so far, by the rules of `dflash-trt try`.
+async function judge(signal) {
+  const timing = ({ steps, speed }) => {
+    const count = steps.reduce((sum, [, step]) => sum + step.tokens.length, 0);
+    return { tokens: count, seconds: count / speed };
+  };
+  const pairs = plain.recordings.map((each, i) => ({ plain: timing(each), dflash: timing(dflash.recordings[i]) }));
+  const verified = dflash.recordings[0].steps.filter(([, step]) => !step.is_prefill);
+  const emitted = verified.reduce((sum, [, step]) => sum + step.tokens.length, 0);
+  const acceptance_length = verified.length ? emitted / verified.length : null;
+  const body = JSON.stringify({ pairs, acceptance_length });
+  return (await ask("paired-speed", { method: "POST", body, signal })).json();
+}
 
 async function compareDecoding(event) {
   event.preventDefault();
@@ -183,14 +198,23 @@ async function compareDecoding(event) {
     if (!byId("settings").reportValidity()) return setVerdict("", "");
     const body = { prompt, ...settings(model), seed: 1 }; // sampled: both draw the same tokens
     if (byId("regex").value) body.structured_outputs = { regex: byId("regex").value };
-    for (let round = 1; round <= ROUNDS; round += 1) {
-      setVerdict(`Measuring, round ${round} of ${ROUNDS}`, "");
-      dflash.recordings.push(await record("v1/completions", body, controller.signal));
-      plain.recordings.push(await record("v1/completions", { ...body, draft_length: 0 }, controller.signal));
-      for (const lane of [plain, dflash]) lane.progress(round / ROUNDS);
+    const answer = (lane) => record(
+      "v1/completions", lane.isDrafted ? body : { ...body, draft_length: 0 }, controller.signal,
+    );
+    setVerdict("Warming up", "");
+    for (const lane of [plain, dflash]) await answer(lane);
+    const started = performance.now();
+    let judged = { is_narrow: false };
+    let share = 0;
+    while (!judged.is_narrow && share < 1) {
+      setVerdict(`Measuring in turns, pair ${plain.recordings.length + 1}`, "");
+      for (const lane of Math.random() < 0.5 ? [plain, dflash] : [dflash, plain]) lane.recordings.push(await answer(lane));
+      share = (performance.now() - started) / 1000 / MEASURE_SECONDS;
+      for (const lane of [plain, dflash]) lane.progress(share);
+      if (plain.recordings.length % ROUND === 0 || share >= 1) judged = await judge(controller.signal);
     }
     for (const lane of [plain, dflash]) showRecording(lane);
-    showVerdict();
+    showVerdict(judged);
     const verdict = byId("verdict").textContent;
     keepRun("compare", "v1/completions", body, model, { verdict, plain: plain.recordings, dflash: dflash.recordings });
     if (showSteps()) {
@@ -239,18 +263,15 @@ async function replay() {
   choose(Number(byId("scrubber").value), false);
 }
 
-function showVerdict() {
+function showVerdict(judged) {
   const isEqual = plain.ids.length === dflash.ids.length && plain.ids.every((id, i) => id === dflash.ids[i]);
   if (passes.length > 1 && passes.every((step) => step.proposals.length === 0)) {
     setVerdict("Nothing was drafted, so both decode plainly: the draft length is 0, here or at the server’s start.", "bad");
     return;
   }
-  const ratio = dflash.recording.speed / plain.recording.speed;
-  const speed = ratio >= 1.05 ? `${ratio.toFixed(1)}x faster`
-    : ratio > 0.95 ? "As fast as plain decoding here"
-    : `Slower here, ${ratio.toFixed(2)}x the speed of plain decoding`;
   const work = `${dflash.ids.length} tokens in ${dflash.passes} forward passes of the target instead of ${plain.passes}`;
-  if (isEqual) setVerdict(`${speed}, same text: ${work} (median of ${ROUNDS} rounds).`, ratio >= 1.05 ? "good" : "slower");
+  const speed = judged.sentence[0].toUpperCase() + judged.sentence.slice(1);
+  if (isEqual) setVerdict(`${speed}; same text: ${work}.`, judged.outcome === "faster" ? "good" : "slower");
   else setVerdict("The texts differ: the target is not batch invariant here, or decoding is not lossless.", "bad");
 }
 

@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[Callable[[onnx.GraphProto], object], str]] = {
         lambda g: next(
             a for a in node_of(g, "DFlashKVInjectionAttention").attribute if a.name == "plugin_version"
         ).__setattr__("s", b"2"),
-        "found DFlashKVInjectionAttention (expected plugin_version 4, found 2)",
+        "found DFlashKVInjectionAttention (expected plugin_version 5, found 2)",
     ),
     "a head that the kernel does not take": (
         lambda g: next(
