@@ -85,7 +85,7 @@ def scheme_of(config: Facts, claims: Claims, module: str) -> Scheme:
     if kind not in FORMATS:
         raise refusal(config, kind, f"one of {', '.join(FORMATS)}", cut(kind))
     is_float, bits = weights.type == "float", weights.num_bits
-    suits = {PACKED: not is_float, INT: not is_float and bits == 8, NVFP4: is_float and bits == 4}
+    suits = {PACKED: not is_float, INT: not is_float, NVFP4: is_float and bits == 4}
     if not suits.get(kind, bits == 8) or (is_float and not weights.symmetric):
         raise refusal(config, kind, "a type and width of this format", str(weights))
     return Scheme(weights=weights, format=kind, activations=_activations(group.input_activations))

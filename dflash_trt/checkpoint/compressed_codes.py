@@ -3,7 +3,8 @@
 
 `weight_packed` I32 [out, in * bits / 32] holds offset-binary codes, low bits first; `weight` I8 or F8_E4M3 [out, in]
 one code an element; NVFP4 is `weight_packed` U8 [out, in / 2], low nibble first. `weight_scale` is [1], [out, 1],
-[out, in / group] or has one of each block; `weight_zero_point` has its shape, packed along rows beside packed codes.
+[out, in / group] or has one of each block; `weight_zero_point` has its shape, packed along rows beside packed codes
+with a scale for each row or group.
 w = (code - zero point) * scale, where NVFP4's scale is divided by `weight_global_scale`.
 """
 
@@ -77,13 +78,18 @@ def _codes(scheme: Scheme, own: Weights, columns: int) -> Callable[[int, int], F
     return read
 
 
+def has_packed_points(scheme: Scheme) -> bool:
+    """Whether zero points are packed along rows: those of rows and groups beside packed codes, I8 otherwise."""
+    return not scheme.weights.symmetric and scheme.format == PACKED and scheme.weights.block[0] == 1
+
+
 def _zero_points(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Floats | None:
     """The zero points [rows, columns] of the grid, None in a symmetric scheme."""
     if scheme.weights.symmetric:
         return None
     tensor, sizes = own["weight_zero_point"], grid(scheme, shape)
     raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
-    if scheme.format != PACKED:
+    if not has_packed_points(scheme):
         return raw.view(np.int8).astype(np.float32).reshape(sizes)
     words = np.ascontiguousarray(raw.view("<u4").reshape(tensor.shape).T)  # packed along rows
     return _offset_binary(words.view(np.uint8), scheme.weights.num_bits)[:, : sizes[0]].T

@@ -14,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from dflash_trt.checkpoint.compressed_claims import HINT, read_claims, refusal, scheme_of
-from dflash_trt.checkpoint.compressed_codes import decoder, grid
+from dflash_trt.checkpoint.compressed_codes import decoder, grid, has_packed_points
 from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
 from dflash_trt.checkpoint.decoded_tensor import DecodedTensor, decoded
 from dflash_trt.checkpoint.facts import Facts
@@ -132,7 +132,7 @@ def _expected(scheme: Scheme, shape: tuple[int, int], packed: StoredTensor) -> E
     else:
         expected = {"weight": (("F8_E4M3" if scheme.weights.type == "float" else "I8",), [shape])}
     expected["weight_scale"] = (("F8_E4M3",) if scheme.format == NVFP4 else DENSE_DTYPES, [sizes, *flat])
-    if not scheme.weights.symmetric and scheme.format == PACKED:
+    if has_packed_points(scheme):
         expected["weight_zero_point"] = (("I32",), [(ceil(sizes[0] * bits / 32), sizes[1])])
     elif not scheme.weights.symmetric:
         expected["weight_zero_point"] = (("I8",), [sizes, *flat])

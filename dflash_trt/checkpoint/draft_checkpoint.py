@@ -20,17 +20,18 @@ from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.engine_config import as_checkpoint
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.foreign_quantisers import refuse_foreign, refuse_foreign_tensors, refuse_uncalibrated
 from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.checkpoint.quantization import (
-    SECTION,
     Quantization,
+    check_claims,
     expected_tensors,
-    is_compressed,
+    read_claims,
     read_quantization,
     read_scale,
-    refuse_foreign,
 )
+from dflash_trt.checkpoint.read_packed import read_packed
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, check_tensors
 from dflash_trt.checkpoint.tidy_names import refuse_plain_model, tidied
 from dflash_trt.errors import CheckpointError
@@ -111,27 +112,23 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     if not is_draft(config):
         refuse_target(config)
     dialect = recognise(config)
-    refuse_foreign(config)
+    claims = [] if config.file == directory else read_claims(config)
+    refuse_foreign(config, claims)
     _refuse_pickles(directory)
     stored, prefix = tidied(dialect.load(directory))
-    stored_as = None
     refuse_plain_model(directory, stored)
-    if is_compressed(config):
-        from dflash_trt.checkpoint.compressed_tensors import read_compressed
-
-        stored, stored_as = read_compressed(config, stored)
-        config = Facts({key: value for key, value in config.values().items() if key != SECTION}, config.file)
-    elif packed := [name for name in stored if name.endswith(".weight_packed")]:
-        raise CheckpointError(
-            f"{config.file}: missing {SECTION}, the scheme by which {packed[0]!r} is packed",
-            hint="copy config.json again from the checkpoint that the weights came with",
-        )
-    elif config.file == directory:
+    stored, stored_as, config = read_packed(config, stored)
+    refuse_foreign_tensors(stored)
+    has_claims = stored_as is None and config.file != directory
+    if config.file == directory:
         stored_as = describe_gguf(stored)
     spec = read_spec(config, stored)
     weights = dialect.canonical(stored, spec)
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
-    quantization = read_quantization(config, modules, spec.attention_modules(), weights)
+    quantization = read_quantization(modules, spec.attention_modules(), weights)
+    if has_claims:
+        refuse_uncalibrated(claims, quantization)
+        check_claims(config, claims, quantization)
     expected = expected_tensors(tensor_shapes(spec), quantization, spec.attention_modules())
     check_tensors(directory, expected, weights, described_by=config.file.name)
     head_token_ids(spec, weights)

@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.draft_tensors import Shape
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.number_formats import FORMATS, FP8
 from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor
-from dflash_trt.errors import CheckpointError, cut
+from dflash_trt.errors import CheckpointError
 
 MIXED = "MIXED_PRECISION"
 DENSE_DTYPES = ("BF16", "F16", "F32")
@@ -38,37 +38,19 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {*self.modules.values(), *([FP8] if self.fp8_kv_cache else [])}
 
 
-SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
-"""Runtimes that serve weights of other quantisers."""
-
-
 def is_compressed(config: Facts) -> bool:
     """Whether config.json names compressed-tensors as the quantiser."""
     return config.peek(SECTION).get("quant_method") == COMPRESSED
 
 
-def refuse_foreign(config: Facts) -> None:
-    """Raises CheckpointError for a draft of an unsupported quantiser."""
-    method = config.peek(SECTION).get("quant_method")
-    if isinstance(method, str) and method not in ("modelopt", COMPRESSED):
-        raise CheckpointError(
-            f"{config.file}: quantization_config: expected modelopt's or compressed-tensors', found {cut(method)}",
-            hint=f"{SERVERS.get(method, 'its own quantiser names who serves')} this draft; for dflash-trt give the"
-            " checkpoint that it was quantised from, and a --recipe",
-        )
-
-
-def read_quantization(
-    config: Facts, modules: list[str], attention: list[str], weights: dict[str, StoredTensor]
-) -> Quantization:
+def read_quantization(modules: list[str], attention: list[str], weights: dict[str, StoredTensor]) -> Quantization:
     """The quantisation of the linear layers `modules`; `attention` names the self_attn modules.
 
-    Raises CheckpointError where tensors fit no algorithm, or the configuration claims another.
+    Raises CheckpointError where tensors fit no algorithm.
     """
     algorithms = {module: _algorithm(module, weights) for module in modules}
     quantised = {module: algorithm for module, algorithm in algorithms.items() if algorithm is not None}
     fp8_kv_cache = any(f"{layer}.k_proj.k_scale" in weights for layer in attention)
-    _check_claims(config, quantised, fp8_kv_cache)
     return Quantization(modules=quantised, fp8_kv_cache=fp8_kv_cache)
 
 
@@ -121,28 +103,37 @@ def claims_of(document: Facts) -> Facts:
     return document.section("quantization") if "quantization" in document else document
 
 
-def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
-    """Raises CheckpointError where the configuration, which other runtimes rely on, contradicts the tensors."""
+Claims = list[tuple[str, Facts]]
+"""Configurations of a quantisation, each with its place."""
+
+
+def read_claims(config: Facts) -> Claims:
+    """Reads the quantisation that hf_quant_config.json and config.json claim, on which other runtimes rely."""
     file = config.file.with_name(HF_QUANT_CONFIG)
-    algorithms = set(modules.values())
-    actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED
-    claims: list[tuple[str, str | None]] = []
+    claims: Claims = []
     if file.is_file():
-        details = claims_of(Facts.load(file, what="a modelopt quantisation config"))
-        claims.append((f"{file}: quantization.quant_algo", details.optional("quant_algo", details.text)))
-        claimed_cache = details.optional("kv_cache_quant_algo", details.text)
-        if (claimed_cache == FP8) != fp8_kv_cache:
+        document = Facts.load(file, what="a modelopt quantisation config")
+        claims.append((f"{file}: quantization", document.section("quantization")))
+    if SECTION in config:
+        claims.append((f"{config.file}: {SECTION}", claims_of(config.section(SECTION))))
+    return claims
+
+
+def check_claims(config: Facts, claims: Claims, quantization: Quantization) -> None:
+    """Raises CheckpointError where a configuration contradicts the tensors, or there is none for quantised ones."""
+    algorithms, fp8_kv_cache = set(quantization.modules.values()), quantization.fp8_kv_cache
+    actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED
+    if actual is not None and not claims:
+        raise CheckpointError(f"{config.file}: missing {SECTION} or {HF_QUANT_CONFIG} for {actual} tensors")
+    for place, section in claims:
+        claimed_cache = section.optional("kv_cache_quant_algo", section.text)
+        is_whole = HF_QUANT_CONFIG in place  # config.json's section need not name the cache
+        if is_whole and (claimed_cache == FP8) != fp8_kv_cache:
             scales = "k_scale and v_scale tensors" if fp8_kv_cache else "no k_scale and v_scale tensors"
             raise CheckpointError(
-                f"{file}: quantization.kv_cache_quant_algo: expected {FP8 if fp8_kv_cache else None} ({scales}),"
+                f"{place}.kv_cache_quant_algo: expected {FP8 if fp8_kv_cache else None} ({scales}),"
                 f" found {claimed_cache}"
             )
-    if SECTION in config:
-        section = claims_of(config.section(SECTION))
         claim = section.optional("quant_algo", section.text)  # none: only the context cache
-        claims.append((f"{config.file}: quantization_config.quant_algo", claim))
-    if actual is not None and not claims:
-        raise CheckpointError(f"{config.file}: missing quantization_config or {HF_QUANT_CONFIG} for {actual} tensors")
-    for place, claim in claims:
         if claim != actual:
-            raise CheckpointError(f"{place}: expected {actual} (the tensors), found {claim}")
+            raise CheckpointError(f"{place}.quant_algo: expected {actual} (the tensors), found {claim}")

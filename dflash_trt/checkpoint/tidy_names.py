@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes from a draft's tensors what training wrappers add: prefixes of all names, and caches of rotary embeddings."""
+"""Removes from a draft's tensors what tools add: prefixes of all names, rotary caches, and an axis of scalar scales."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.safetensors_file import Weights
+from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
 from dflash_trt.errors import CheckpointError
 
 PREFIXES = ("model.", "module.", "_orig_mod.", "draft_model.")
@@ -15,12 +15,16 @@ PREFIXES = ("model.", "module.", "_orig_mod.", "draft_model.")
 OUTSIDE = {"lm_head.weight", "lm_head.bias", "d2t", "t2d"}
 """Tensors that a model with its backbone at `model.` holds beside it."""
 ROTARY_CACHE = "rotary_emb.inv_freq"
+SCALARS = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
 INJECTION = ("fc.weight", "hidden_norm.weight")
 
 
 def tidied(weights: Weights) -> tuple[Weights, str]:
-    """The tensors without a prefix that all names have and without rotary caches, and that prefix, "" for none."""
-    weights = {name: tensor for name, tensor in weights.items() if not name.endswith(ROTARY_CACHE)}
+    """The tensors without a prefix that all names have and without rotary caches, and that prefix, "" for none.
+
+    Scales of one number have no axes.
+    """
+    weights = {name: _scalar(tensor) for name, tensor in weights.items() if not name.endswith(ROTARY_CACHE)}
     removed = ""
     while prefix := _common_prefix(weights):
         removed += prefix
@@ -43,6 +47,11 @@ def refuse_plain_model(directory: Path, weights: Weights) -> None:
             hint="llm-compressor's oneshot and transformers' AutoModel do that to a draft; quantise the original with"
             " dflash-trt quantize",
         )
+
+
+def _scalar(tensor: StoredTensor) -> StoredTensor:
+    is_scale = tensor.name.rpartition(".")[2] in SCALARS and tensor.dtype == "F32"
+    return msgspec.structs.replace(tensor, shape=()) if is_scale and tensor.shape == (1,) else tensor
 
 
 def _common_prefix(weights: Weights) -> str:

@@ -38,10 +38,10 @@ class LilicorrScorer(CandidateScorer):
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> LilicorrScorer:
         """The correlator of the directory `engine`."""
-        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as stored:
+        with safe_open(engine / SINGLE, framework="pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in lilicorr_shapes(spec)}
         dtype = torch.float32 if device.type == "cpu" else tensors[f"{LILICORR}.slot_embedding"].dtype
-        return cls(spec, {name: tensor.to(dtype) for name, tensor in tensors.items()})
+        return cls(spec, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
 
     def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The k best ids of logits [B, K, V], and their log probabilities FLOAT, without multiplier and cap."""

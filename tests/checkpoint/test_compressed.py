@@ -222,6 +222,13 @@ SCHEMES: list[tuple[str, bool | None, dict[str, Any]]] = [
       for bits in (4, 8) for symmetric in (True, False)],
     *[("pack-quantized", None, {"num_bits": bits, "strategy": "channel", "symmetric": symmetric})
       for bits in (4, 8) for symmetric in (True, False)],
+    *[("pack-quantized", None, {"num_bits": bits, "strategy": strategy, "symmetric": symmetric} | more)
+      for bits in (4, 8) for symmetric in (True, False)
+      for strategy, more in (("tensor", {}), ("block", {"block_structure": [24, 16]}))],
+    ("int-quantized", True, {"num_bits": 4, "strategy": "channel"}),
+    ("int-quantized", True, {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False}),
+    ("int-quantized", None, {"num_bits": 8, "strategy": "block", "block_structure": [24, 16], "symmetric": False}),
+    ("int-quantized", None, {"num_bits": 8, "strategy": "tensor", "symmetric": False}),
     ("int-quantized", True, {"num_bits": 8, "strategy": "channel"}),
     ("int-quantized", True, {"num_bits": 8, "strategy": "channel", "symmetric": False}),
     ("int-quantized", False, {"num_bits": 8, "strategy": "tensor"}),

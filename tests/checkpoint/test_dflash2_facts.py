@@ -47,7 +47,7 @@ def test_dspark_facts_and_tensors(head: Markov, facts: MarkovHead | None, num_te
             {"sample_from_anchor": False, "query_zero_predicts_next": True},
             "query_zero_predicts_next: expected what sample_from_anchor says, found true",
         ),
-        ({"dflash_config": {"shift_label": True}}, "shift_label: expected false, which is what is computed"),
+        ({"dflash_config": {"shift_label": False}}, "shift_label: expected true, whether row 0 proposes, found false"),
         ({"dflash_config": {"attention_mode": "mla"}}, 'attention_mode: expected "gqa" or "mha", which is what'),
         (
             {"dspark_config": {"markov_rank": 3}, "dflash_config": {"markov_rank": 12}},
@@ -107,6 +107,30 @@ def test_what_specforge_publishes(tmp_path: Path) -> None:
     for architecture in ("DSparkDraftModel", "DFlashDraftModel"):
         edit_config(tmp_path, architectures=[architecture], dflash_config=section)
         assert read_draft(tmp_path).spec == expected
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated"])
+def test_what_model_optimizer_exports(kind: str, tmp_path: Path) -> None:
+    """DSparkExporter (0.47) writes z-lab's architecture, keys in dflash_config, and heads without a parent."""
+    expected = read_draft(write_random_draft(tmp_path, dialect="qwen3", dspark=kind))
+    config = json.loads((tmp_path / "config.json").read_text())
+    moved = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
+    section = {key: config.pop(key) for key in moved}
+    section |= {"projector_type": "dspark", "shift_label": True, "use_confidence_head": True, "causal": False}
+    for key in ("enable_confidence_head", "confidence_head_with_markov"):
+        assert config.pop(key) is True
+    config |= {"architectures": ["DFlashDraftModel"], "dflash_config": section}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def flat(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [*tensors]:
+            new = name.removeprefix("markov_head.").replace("confidence_head.proj", "confidence_proj")
+            tensors[new] = tensors.pop(name)
+
+    edit_tensors(tmp_path, flat)
+    draft = read_draft(tmp_path)
+    assert (draft.spec.markov_head, draft.spec.sample_from_anchor) == (expected.spec.markov_head, True)
+    assert draft.weights.keys() == expected.weights.keys()
 
 
 @pytest.mark.parametrize("from_anchor", [True, False])

@@ -73,14 +73,14 @@ def test_extras_bring_what_doctor_says() -> None:
         if "dflash-trt[" in fix:
             extra = fix.partition("[")[2].partition("]")[0]
             listed = [re.split(r"[=>\[]", requirement)[0] for requirement in project["optional-dependencies"][extra]]
-            assert package in listed
+            assert {package, f"{package}-cu13"} & {*listed}
 
 
 def test_extras_of_the_gpu_machine_are_the_releases_that_were_read() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    oldest = {name: ".".join(map(str, runtime.oldest)) for name, runtime in tensorrt_api.RUNTIMES.items()}
-    assert extras["tensorrt"] == [f"tensorrt>={oldest['tensorrt']}"]
-    assert extras["rtx"][0].startswith(f"{tensorrt_api.RUNTIMES['tensorrt_rtx'].package}>={oldest['tensorrt_rtx']},")
+    rtx = tensorrt_api.RUNTIMES["tensorrt_rtx"]
+    assert extras["tensorrt"] == [f"tensorrt-cu13=={VERSIONS[-1]}"]
+    assert extras["rtx"][0].startswith(f"{rtx.package}>={'.'.join(map(str, rtx.oldest))},")
     release, tensorrt = (requirement.partition("==")[::2] for requirement in extras["trtllm"])
     assert release == ("tensorrt_llm", registration.RELEASES[-1])
     assert tensorrt == ("tensorrt-cu13", VERSIONS[-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""capture, quantise, search, replay and verify on a DFlash2 draft; recover refuses it by name."""
+"""capture, quantise, search, replay and verify on DFlash2 and LiLiCorr drafts; recover refuses them by name."""
 
 import json
 from pathlib import Path
@@ -12,19 +12,31 @@ from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 
 DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash2", FIXTURES / "tiny-qwen3"
+LILICORR = FIXTURES / "tiny-qwen3-lilicorr"
+
+
+def captured(draft: Path, file: Path) -> Path:
+    asked = ("--prompts", FIXTURES / "prompts.jsonl", "--max-prompts", 4, "--max-tokens", 24)
+    run_here("capture", draft, "--target", TARGET, *asked, "-o", file)
+    return file
 
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("features") / "features.safetensors"
-    asked = ("--prompts", FIXTURES / "prompts.jsonl", "--max-prompts", 4, "--max-tokens", 24)
-    run_here("capture", DRAFT, "--target", TARGET, *asked, "-o", file)
-    return file
+    return captured(DRAFT, tmp_path_factory.mktemp("features") / "features.safetensors")
 
 
-@pytest.mark.parametrize("name", ["DFlash2", "DSpark"])
+def test_a_correlator_reads_the_embeddings_of_all_candidates(features: Path, tmp_path: Path) -> None:
+    """Another draft's file lacks them."""
+    run_here("build", LILICORR, "--target", TARGET, "-o", tmp_path / "engine")
+    with pytest.raises(CheckpointError, match="lacks the target's embedding, which a LiLiCorr draft reads") as refused:
+        run_here("verify", tmp_path / "engine", "--features", features)
+    assert "capture with this draft" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("name", ["DFlash2", "DSpark", "LiLiCorr"])
 def test_recover_names_it(name: str, features: Path, tmp_path: Path) -> None:
-    draft = DRAFT if name == "DFlash2" else write_dspark(tmp_path / "draft")
+    draft = {"DFlash2": DRAFT, "LiLiCorr": LILICORR}.get(name) or write_dspark(tmp_path / "draft")
     with pytest.raises(CheckpointError, match=f"found {name}, which `recover` does not train"):
         run_here("recover", draft, "--recipe", "nvfp4-w4a16", "--features", features, "-o", tmp_path / "out")
 
@@ -36,12 +48,14 @@ def test_search_without_ranges_wants_formats_of_weights(features: Path, tmp_path
 
 
 @pytest.mark.full
-def test_searched_replayed_and_verified(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("draft", [DRAFT, LILICORR], ids=lambda draft: draft.name)
+def test_searched_replayed_and_verified(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    features = captured(draft, tmp_path / "features.safetensors")
     recipe, dense, quantised = tmp_path / "own.yaml", tmp_path / "dense", tmp_path / "quantised"
     budget = ("--max-tau-loss", "60%", "--format", "W4A16_NVFP4")
-    run_here("search", DRAFT, "--features", features, *budget, "-o", recipe)
-    run_here("build", DRAFT, "--target", TARGET, "-o", dense)
-    run_here("build", DRAFT, "--target", TARGET, "--recipe", recipe, "-o", quantised)
+    run_here("search", draft, "--features", features, *budget, "-o", recipe)
+    run_here("build", draft, "--target", TARGET, "-o", dense)
+    run_here("build", draft, "--target", TARGET, "--recipe", recipe, "-o", quantised)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join((FIXTURES / "prompts.jsonl").read_text().splitlines(keepends=True)[:4]))
     decoded = ("--target", TARGET, "--prompts", prompts, "--max-tokens", 24)

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from dflash_trt.checkpoint.affine import read_int4
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.mapped import as_float32, map_tensor
+from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.quantize.modelopt_export import GOLDEN, RECIPES, WHOLE_BLOCKS, modelopt_export, unit_ranges
@@ -40,6 +43,34 @@ def test_same_tensors(recipe: str, dialect: Any, dtype: torch.dtype, tmp_path: P
     for name, tensor in expected.items():
         assert (actual[name].dtype, actual[name].shape) == (tensor.dtype, tensor.shape), name
         assert torch.equal(actual[name].flatten().view(torch.uint8), tensor.flatten().view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("name", ["INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "INT4_AWQ_CFG"])
+def test_int4_as_it_is_exported(name: str, tmp_path: Path) -> None:
+    """In groups of 128, with AWQ's pre_quant_scale or without: each value is the nearest to the dense weight."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export.unified_export_hf import _export_quantized_weight
+
+    torch.manual_seed(7)
+    root = torch.nn.Sequential(torch.nn.Linear(256, 64, bias=False, dtype=torch.bfloat16))
+    rows = torch.randn(512, 256, dtype=torch.bfloat16)
+    rows[:, 5] *= 30  # one column that AWQ scales
+    weight = root[0].weight.detach().float().clone()
+    mtq.quantize(root, getattr(mtq, name), lambda model: model(rows))
+    factor = getattr(root[0].input_quantizer, "pre_quant_scale", None)
+    assert (factor is not None) == (name == "INT4_AWQ_CFG")
+    _export_quantized_weight(root[0], torch.bfloat16)
+    tensors = {f"m.{key}": value.contiguous() for key, value in root[0].state_dict().items() if "quantizer" not in key}
+    steps = tensors["m.weight_scale"].repeat_interleave(128, dim=1)
+    if factor is not None:
+        tensors["m.pre_quant_scale"] = factor.bfloat16()
+        steps = steps * factor.float()
+    save_file(tensors, tmp_path / "model.safetensors")
+    dense, stored_as = read_int4(read_weights(tmp_path))
+    assert stored_as.startswith("Model Optimizer's INT4, groups of 128: 1 layers")
+    found = torch.from_numpy(as_float32(map_tensor(dense["m.weight"])))
+    assert ((found - weight).abs() <= 0.5 * steps + 2**-6 * weight.abs().max()).all()  # AWQ scales and rounds in BF16
+    assert (found - weight).abs().mean() < 0.3 * steps.mean()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

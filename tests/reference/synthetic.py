@@ -144,7 +144,11 @@ def _lilicorr_tensors(sizes: DraftSizes, seed: int) -> Tensors:
     """A correlator in which every feature, embedding and bias moves the scores."""
     generator = torch.Generator().manual_seed(seed + 4000)
     H, S, C, f = sizes.hidden, sizes.block_size, CORRELATOR["lilicorr_hidden_size"], CORRELATOR["lilicorr_factor_dim"]
-    inner, heads, k = int(1.5 * C), CORRELATOR["lilicorr_num_heads"], CORRELATOR["lilicorr_candidate_topk"]
+    inner, heads, k = (
+        int(CORRELATOR["lilicorr_mlp_ratio"] * C),
+        CORRELATOR["lilicorr_num_heads"],
+        CORRELATOR["lilicorr_candidate_topk"],
+    )
     linears = {
         "token_proj": (C, H), "pass_hidden_proj": (C, H), "context_proj": (C, H), "feature_mlp.up_proj": (C, 5),
         "feature_mlp.down_proj": (C, C), "factor_input_proj": (C, 3 * C), "out_head": (f, C), "in_head": (f, C),

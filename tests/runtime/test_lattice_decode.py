@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding with DFlash2 and DSpark drafts, whose candidates depend on each other: plain tokens, in fewer steps."""
+"""Decoding with drafts whose candidates depend on each other: plain tokens, in fewer steps."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.candidate_lattice import CandidateLattice
 from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.proposals import Draw
+from dflash_trt.errors import BuildError
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.policy import proposal_choice
@@ -31,14 +32,23 @@ from tests.paths import FIXTURES
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
 DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash2", FIXTURES / "tiny-qwen3"
+LILICORR = FIXTURES / "tiny-qwen3-lilicorr"
 OPTIONS = RuntimeOptions(max_batch_size=4)
+
+
+def opened(draft: Path, engine: Path) -> Session:
+    build(draft, engine, TARGET)
+    return open_session(engine, str(TARGET), OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    engine = tmp_path_factory.mktemp("dflash2") / "engine"
-    build(DRAFT, engine, TARGET)
-    return open_session(engine, str(TARGET), OPTIONS)
+    return opened(DRAFT, tmp_path_factory.mktemp("dflash2") / "engine")
+
+
+@pytest.fixture(scope="module")
+def lilicorr(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    return opened(LILICORR, tmp_path_factory.mktemp("lilicorr") / "engine")
 
 
 def steps(session: Session, params: SamplingParams, count: int) -> int:
@@ -50,17 +60,38 @@ def steps(session: Session, params: SamplingParams, count: int) -> int:
     return sum(answer.steps or 0 for answer in drafted)
 
 
+@pytest.mark.parametrize("kind", ["session", "lilicorr"])
 def test_greedy_answers_are_plain_ones_in_fewer_steps_than_dflash(
-    session: Session, sessions: dict[str, Session]
+    kind: str, sessions: dict[str, Session], request: pytest.FixtureRequest
 ) -> None:
-    greedy = SamplingParams(max_tokens=48)
+    session, greedy = request.getfixturevalue(kind), SamplingParams(max_tokens=48)
     dflash = [sessions["tiny-qwen3"].generate(prompt, greedy).steps or 0 for prompt in prompts(session)[:4]]
     assert steps(session, greedy, 4) < sum(dflash)
 
 
-def test_sampled_answers_are_plain_ones(session: Session) -> None:
+@pytest.mark.parametrize("kind", ["session", "lilicorr"])
+def test_sampled_answers_are_plain_ones(kind: str, request: pytest.FixtureRequest) -> None:
     """Tokens are drawn with the random number of their position, whatever was proposed there."""
+    session = request.getfixturevalue(kind)
     assert steps(session, SamplingParams(max_tokens=32, temperature=0.8, seed=11), 2) < 2 * 31
+
+
+@pytest.mark.full
+def test_paths_that_a_correlator_draws_leave_the_distribution(
+    lilicorr: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProposalChoice, "is_drawn", lambda *_: True)
+    plain = drawn(lilicorr, lilicorr.plain_decoder(), max_tokens=5, first_seed=0)
+    assert same_distribution(drawn(lilicorr, lilicorr.decoder(), max_tokens=5), plain) > 1e-3
+
+
+def test_a_correlators_head_of_its_own(lilicorr: Session, tmp_path: Path) -> None:
+    """The draft graph then returns log probabilities; a head without some tokens has none of the vocabulary's."""
+    own = open_session(build_with_head(LILICORR, TARGET, tmp_path, None), str(TARGET), OPTIONS)
+    greedy = SamplingParams(max_tokens=32)
+    assert steps(own, greedy, 2) == steps(lilicorr, greedy, 2)
+    with pytest.raises(BuildError, match="a LiLiCorr draft needs probabilities over the whole vocabulary"):
+        build_with_head(LILICORR, TARGET, tmp_path / "trimmed")
 
 
 def drawn(

@@ -141,8 +141,9 @@ def test_experts_are_recorded_in_bf16(dtype: str, expected: bool, sessions: dict
 
 
 @pytest.mark.full
-def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_path: Path) -> None:
-    build(FIXTURES / "tiny-qwen3-dflash2", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+@pytest.mark.parametrize("draft", ["tiny-qwen3-dflash2", "tiny-qwen3-lilicorr"])
+def test_a_lattice_is_walked_and_drawn_there(draft: str, sessions: dict[str, Session], tmp_path: Path) -> None:
+    build(FIXTURES / draft, tmp_path / "engine", FIXTURES / "tiny-qwen3")
     prompt = prompts(sessions["tiny-qwen3"])[0]
     with pretended_gpu() as (gpu, _):
         session = open_on_gpu("tiny-qwen3", engine=tmp_path / "engine")

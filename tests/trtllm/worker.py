@@ -132,7 +132,8 @@ class Worker:
         noise = (embedded[-1] if mask is None else mask).expand(len(slots), self.K + 1, -1).clone()
         noise[:, 0] = embedded[:-1]
         hidden = drafter.dflash_forward(
-            noise_embedding=noise, query_positions=(before + num_accepted)[:, None] + steps,
+            noise_embedding=noise,
+            query_positions=(before + num_accepted).clamp(max=self.max_ctx)[:, None] + steps,
             num_ctx_per_req=self.ctx_len[slots], **self._context(slots), **self._rows_start(),
         )  # fmt: skip
         first = torch.arange(len(slots)) * (self.K + 1)

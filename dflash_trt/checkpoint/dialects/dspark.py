@@ -13,10 +13,10 @@ from collections.abc import Callable
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
 from dflash_trt.checkpoint.dialects.keys import SECTION
 from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
-from dflash_trt.checkpoint.draft_spec import DraftSpec, MarkovHead
+from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, DraftSpec, MarkovHead
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
 
@@ -25,6 +25,14 @@ OWN_SECTION = "dspark_config"
 PROJECTOR = "projector_type"
 MAX_RANK = 8192
 WITH_MARKOV = "confidence_head_with_markov"
+MODELOPTS = "use_confidence_head"
+"""Model Optimizer's key, whose confidence head always reads the Markov row, too."""
+CONFIDENCE_KEYS = ("enable_confidence_head", MODELOPTS)
+NAMES = {
+    "markov_w1": f"{MARKOV}.markov_w1", "markov_w2": f"{MARKOV}.markov_w2", "gate_proj": f"{MARKOV}.gate_proj",
+    "confidence_proj": f"{CONFIDENCE}.proj",
+}  # fmt: skip
+"""Modules by the names that Model Optimizer 0.47 exports."""
 
 
 def recognises(config: Facts) -> bool:
@@ -44,7 +52,9 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a DSpark draft; it has its own embedding and lm_head if there are such tensors."""
     plain = config.replaced(architectures=[zlab.ARCHITECTURE], dflash_config=_section(config))
     config.text("model_type", choices=("qwen3",))
-    spec = zlab.read(plain, weights, from_anchor=True)
+    spec, place = zlab.read(plain, weights, from_anchor=True), Places(plain).of("shift_label")
+    if "shift_label" in place and place.flag("shift_label") != spec.sample_from_anchor:
+        raise place.conflict("shift_label", f"{str(spec.sample_from_anchor).lower()}, whether row 0 proposes")
     return with_head(spec, read_head(Places(plain).of))
 
 
@@ -71,10 +81,11 @@ def _section(config: Facts) -> dict[str, object]:
 def read_head(of: Callable[[str], Facts]) -> MarkovHead | None:
     """Markov and confidence head, None for rank 0; `of` finds a key's place. CheckpointError for unsupported heads."""
     rank = of("markov_rank").integer("markov_rank", minimum=0, maximum=MAX_RANK)
-    confidence = (switch := of("enable_confidence_head")).flag("enable_confidence_head", default=False)
-    with_markov = of(WITH_MARKOV).flag(WITH_MARKOV, default=False)
+    named = next((key for key in CONFIDENCE_KEYS if key in of(key)), CONFIDENCE_KEYS[0])
+    confidence = (switch := of(named)).flag(named, default=False)
+    with_markov = of(WITH_MARKOV).flag(WITH_MARKOV, default=named == MODELOPTS)
     if confidence and not (rank and with_markov):
-        raise switch.error("enable_confidence_head", f"false, or true with {WITH_MARKOV} and a markov_rank")
+        raise switch.error(named, f"false, or true with {WITH_MARKOV} and a markov_rank")
     if rank == 0:
         of("markov_head_type").optional("markov_head_type", of("markov_head_type").text)
         return None
@@ -96,4 +107,14 @@ def head_to_config(head: MarkovHead | None) -> dict[str, object]:
     }
 
 
-DSPARK = Dialect(name="dspark", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)
+def canonical(weights: Weights, spec: DraftSpec) -> Weights:
+    """Renames the heads' tensors of Model Optimizer's exports as DeepSpec's, the others as z-lab's."""
+
+    def name_of(name: str) -> str:
+        module, _, suffix = name.rpartition(".")
+        return f"{NAMES[module]}.{suffix}" if module in NAMES else name
+
+    return zlab.canonical(renamed(weights, name_of), spec)
+
+
+DSPARK = Dialect(name="dspark", recognises=recognises, read=read, is_canonical=True, canonical=canonical)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.engine.manifest import Manifest
@@ -46,6 +48,29 @@ def check_features(manifest: Manifest, facts: FeatureFacts, features: str, engin
 
 
 def _difference(names: Iterable[str], expected: object, actual: object) -> str | None:
-    """The first of the facts `names` that is not the same in both."""
+    """The first of the facts `names` that is not the same in both, in words."""
     pairs = ((name, getattr(expected, name), getattr(actual, name)) for name in names)
-    return next((f"{name}: expected {a}, found {b}" for name, a, b in pairs if a != b), None)
+    return next((_in_words(name, a, b) for name, a, b in pairs if a != b), None)
+
+
+def _in_words(name: str, expected: object, actual: object) -> str:
+    """Values of a fact, of structures and of lists of them only the parts that differ."""
+    if isinstance(expected, msgspec.Struct) and type(expected) is type(actual):
+        parts = [part for part in expected.__struct_fields__ if getattr(expected, part) != getattr(actual, part)]
+        prefix = f"{name}." if name else ""
+        words = (_in_words(f"{prefix}{part}", getattr(expected, part), getattr(actual, part)) for part in parts)
+        return "; ".join(words)
+    if name == "layers" and isinstance(expected, tuple) and isinstance(actual, tuple):
+        if len(expected) != len(actual):
+            return f"number of layers: expected {len(expected)}, found {len(actual)}"
+        groups: dict[str, list[str]] = {}
+        for layer, (a, b) in enumerate(zip(expected, actual, strict=True)):
+            if a != b:
+                groups.setdefault(_in_words("", a, b), []).append(str(layer))
+        return "; ".join(f"layers {', '.join(layers)}: {words}" for words, layers in groups.items())
+    return f"{name}: expected {_value(expected)}, found {_value(actual)}"
+
+
+def _value(value: object) -> object:
+    """A value as people write it: a structure as JSON."""
+    return msgspec.json.encode(value).decode() if isinstance(value, msgspec.Struct) else value

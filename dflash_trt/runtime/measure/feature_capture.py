@@ -126,6 +126,7 @@ def capture_features(
         mask_token_id=draft.spec.mask_token_id,
         max_tokens=options.max_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
+        has_embedding=draft.spec.lilicorr is not None,
         target_dtype="bfloat16" if model.dtype == torch.bfloat16 else "float32",
         prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
         temperature=options.temperature,

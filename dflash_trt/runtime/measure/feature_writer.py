@@ -17,6 +17,7 @@ from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, 
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.measure.feature_answers import Answered
 from dflash_trt.runtime.measure.features import (
+    EMBED_TOKENS,
     LM_HEAD_BIAS,
     MASK_EMBEDDING,
     METADATA_KEY,
@@ -49,9 +50,10 @@ def write_features(
     finite, OSError when the file cannot be written.
     """
     head = target.head()
-    table = target.embed(torch.tensor(sorted({facts.mask_token_id, *_answer_tokens(answered)})))
+    token_ids = sorted({facts.mask_token_id, *_answer_tokens(answered)})
+    table = target.embed(torch.arange(facts.target.vocab_size) if facts.has_embedding else torch.tensor(token_ids))
     dtypes = {name: narrowest(tensor) for name, tensor in head.items()} | {"embeddings": narrowest(table)}
-    dtypes |= {MASK_EMBEDDING: dtypes["embeddings"], "taps": taps_dtype}
+    dtypes |= {MASK_EMBEDDING: dtypes["embeddings"], EMBED_TOKENS: dtypes["embeddings"], "taps": taps_dtype}
     header = {METADATA_KEY: msgspec.json.encode(facts, order="deterministic").decode()}
     layout = _layout(answered, facts, dtypes)
     done = {name for name in layout if int(name.partition(".")[2] or 0) < num_written}
@@ -63,6 +65,8 @@ def write_features(
         if not done:
             for name, tensor in head.items():
                 write(name, tensor)
+            if facts.has_embedding:
+                write(EMBED_TOKENS, table)
             write(MASK_EMBEDDING, target.embed(torch.tensor(facts.mask_token_id)))
         for begin in range(num_written, len(answered), batch_size):
             batch = answered[begin : begin + batch_size]

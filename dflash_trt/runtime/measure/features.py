@@ -8,7 +8,8 @@ A safetensors file. For sequence i with n tokens, of which p are the prompt, 1 <
     taps.i           float [n - 1, A*H]  row j belongs to tokens.i[j]; the last token was never run
     embeddings.i     float [n - p, H]    the target's input embeddings of tokens.i[p:]
 
-Once per file: `mask_embedding` float [H], `lm_head` float [V, H] and, if the head has one, `lm_head_bias` float [V].
+Once per file: `mask_embedding` float [H], `lm_head` float [V, H] and, if the head has one, `lm_head_bias` float [V];
+and `embed_tokens` float [V, H] for a LiLiCorr draft, which reads the target's embeddings of all its candidates.
 A float is F32, or BF16 if that is exact or was requested for the taps. The header's metadata holds `FeatureFacts`.
 """
 
@@ -39,6 +40,7 @@ from dflash_trt.quantize.bounds import CAPTURE
 METADATA_KEY = "dflash_trt_features"
 SCHEMA_VERSION = 3
 MASK_EMBEDDING, LM_HEAD, LM_HEAD_BIAS = "mask_embedding", "lm_head", "lm_head_bias"
+EMBED_TOKENS = "embed_tokens"
 FLOATS = ("F32", "BF16")
 
 
@@ -71,6 +73,8 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Sequence i was sampled with seed + i."""
     target_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the target was computed in."""
+    has_embedding: bool = False
+    """Whether the file holds the target's whole embedding."""
 
     def sampler_seed(self, i: int) -> int:
         """Seed that sequence `i` was sampled with."""
@@ -107,6 +111,8 @@ def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, ha
     shapes: Expected = {MASK_EMBEDDING: (FLOATS, (H,)), LM_HEAD: (FLOATS, (V, H))}
     if has_bias:
         shapes[LM_HEAD_BIAS] = (FLOATS, (V,))
+    if facts.has_embedding:
+        shapes[EMBED_TOKENS] = (FLOATS, (V, H))
     for i, (n, p) in enumerate(lengths):
         shapes |= {
             f"tokens.{i}": (("I64",), (n,)),
@@ -128,6 +134,10 @@ class FeatureFile:
     def mask_embedding(self) -> torch.Tensor:
         """[H]: the target's input embedding of the mask token."""
         return self._tensor(MASK_EMBEDDING)
+
+    def embed_tokens(self) -> torch.Tensor:
+        """[V, H]: the target's embedding, where `facts.has_embedding`."""
+        return self._tensor(EMBED_TOKENS)
 
     def lm_head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The target's lm_head: weight [V, H], and its bias [V] where it has one."""
@@ -237,6 +247,8 @@ def _check_fits(file: Path, facts: FeatureFacts, spec: DraftSpec) -> None:
         expected, found = getattr(spec, fact), getattr(facts, fact)
         if expected != found:
             raise CheckpointError(f"{file}: {fact}: expected {expected} (draft), found {found}", hint=hint)
+    if spec.lilicorr is not None and not facts.has_embedding:
+        raise CheckpointError(f"{file} lacks the target's embedding, which a LiLiCorr draft reads", hint=hint)
     try:
         check_pair(spec, facts.target, draft_name="the draft", target_name=f"{facts.target_name} of {file}")
     except CheckpointError as error:

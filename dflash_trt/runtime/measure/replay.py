@@ -152,10 +152,11 @@ class RecordedTarget(Target):
         del self._places[slot]
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Recorded embeddings [..., H] FLOAT of mask tokens and of tokens that are in an answer."""
-        rows = torch.searchsorted(self._token_ids, token_ids).clamp(max=len(self._token_ids) - 1)
-        assert torch.equal(self._token_ids[rows], token_ids), "a token that no answer holds"
-        return self._table[rows]
+        """Recorded embeddings [..., H] FLOAT: of mask tokens and tokens of an answer, or of all tokens."""
+        ids = token_ids.cpu()
+        rows = torch.searchsorted(self._token_ids, ids).clamp(max=len(self._token_ids) - 1)
+        assert torch.equal(self._token_ids[rows], ids), "a token that no answer holds"
+        return self._table[rows].to(token_ids.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The recorded lm_head's logits [..., V]."""
@@ -192,6 +193,8 @@ def _rows(taps: torch.Tensor, begin: int, end: int) -> torch.Tensor:
 
 def _embeddings(file: FeatureFile) -> tuple[torch.Tensor, torch.Tensor]:
     """All token ids that the file has embeddings of, sorted [N], and these embeddings [N, H] FLOAT."""
+    if file.facts.has_embedding:
+        return torch.arange(file.facts.target.vocab_size), file.embed_tokens().float()
     rows = {file.facts.mask_token_id: file.mask_embedding()}
     for i in range(file.facts.num_sequences):
         token_ids, embeddings = file.answer(i)

@@ -13,6 +13,7 @@ import torch
 
 from dflash_trt.api.prompts import read_prompts
 from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.checkpoint.rope import Rope
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError, RequestError
@@ -246,3 +247,26 @@ def test_a_reference_of_another_draft_or_a_quantised_one_is_refused(pair: Pair) 
     for words, facts in cases.items():
         with pytest.raises(EngineError, match=words):
             check_reference(manifest, msgspec.structs.replace(manifest, **facts), "ref")
+
+
+def test_layers_of_another_draft_are_named(pair: Pair) -> None:
+    """Only the layers that differ are named, and in what they differ, without Python's spelling of them."""
+    manifest = pair.plain.manifest
+
+    def difference(**facts: object) -> str:
+        draft = msgspec.structs.replace(manifest.draft, **facts)
+        with pytest.raises(EngineError) as refused:
+            check_reference(manifest, msgspec.structs.replace(manifest, draft=draft), "ref")
+        return refused.value.message.removeprefix("reference ref is an engine of another draft: ")
+
+    layers = manifest.draft.layers
+    first, last = layers[0], len(layers) - 1
+    causal = not first.causal
+    changed = msgspec.structs.replace(first, causal=causal, sliding_window=77)
+    words = f"layers 0: sliding_window: expected {first.sliding_window}, found 77; causal: expected {not causal}, found"
+    assert difference(layers=(changed, *layers[1:])).startswith(words)
+    sinks = tuple(msgspec.structs.replace(layer, sinks=not layer.sinks) for layer in layers)
+    listed = ", ".join(map(str, range(last + 1)))
+    assert difference(layers=sinks) == f"layers {listed}: sinks: expected {first.sinks}, found {not first.sinks}"
+    assert difference(layers=layers[:1] * (last + 2)) == f"number of layers: expected {last + 1}, found {last + 2}"
+    assert difference(rope=Rope(theta=7.0, scaling=None)).startswith("rope.theta: expected ")
