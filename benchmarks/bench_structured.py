@@ -114,7 +114,7 @@ def llguidance_times(tokenizer: Any, vocab_size: int, end: int) -> Measure:
 
 
 def xgrammar_times(max_whitespace: int | None) -> Callable[[Any, int, int], Measure]:
-    """The same of xgrammar, with at most that many characters of whitespace between two tokens of JSON."""
+    """Times of xgrammar, with at most `max_whitespace` characters of whitespace between two tokens of JSON."""
 
     def prepare(tokenizer: Any, vocab_size: int, end: int) -> Measure:
         import xgrammar
