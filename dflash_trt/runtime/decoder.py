@@ -134,7 +134,9 @@ class Decoder:
             slot: min(length, request.remaining - 1)
             for (slot, request), length in zip(decoding.items(), chosen, strict=True)
         }
-        drafted = self._propose({slot: decoding[slot] for slot, limit in limits.items() if limit > 0}, limits)
+        open_limits = {slot: limit for slot, limit in limits.items() if limit > 0}
+        forced = {slot: Proposals(ids) for slot, limit in open_limits.items() if (ids := decoding[slot].forced(limit))}
+        drafted = forced | self._propose({slot: decoding[slot] for slot in open_limits if slot not in forced}, limits)
         return [
             StepInput.block(slot, request, self._cut(request, drafted.get(slot, NO_PROPOSALS).first(limits[slot])))
             for slot, request in decoding.items()

@@ -26,6 +26,9 @@ class LogitsProcessor(Protocol):
     def advance(self, token_ids: Sequence[int]) -> None:
         """Takes the tokens that were appended to the answer."""
 
+    def forced(self) -> list[int]:
+        """Tokens that must come next, each the only one that its row leaves; [] where there is a choice."""
+
 
 class LogitBias:
     """Adds to the logits of some tokens."""
@@ -40,6 +43,10 @@ class LogitBias:
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Does nothing: the bias is the same everywhere."""
+
+    def forced(self) -> list[int]:
+        """Forces none."""
+        return []
 
 
 class MinTokens:
@@ -56,3 +63,7 @@ class MinTokens:
     def advance(self, token_ids: Sequence[int]) -> None:
         """Counts the tokens."""
         self._num_left = max(0, self._num_left - len(token_ids))
+
+    def forced(self) -> list[int]:
+        """Forces none."""
+        return []

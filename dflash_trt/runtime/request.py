@@ -98,6 +98,10 @@ class Request:
         is_free = self.params.temperature > 0 and self.params.seed is None
         return Draw(self.sampler, len(self.token_ids)) if is_free else None
 
+    def forced(self, limit: int) -> list[int]:
+        """Tokens, at most `limit`, that a grammar leaves no choice about."""
+        return next((tokens[:limit] for processor in self.processors if (tokens := processor.forced())), [])
+
     @property
     def remaining(self) -> int:
         """Tokens until max_tokens."""

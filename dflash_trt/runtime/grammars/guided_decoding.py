@@ -49,6 +49,10 @@ class GuidedDecoding:
                 self._matcher.consume_token(token)
         self._check()
 
+    def forced(self) -> list[int]:
+        """Tokens that must come next, each the only one that its row leaves; [] where there is a choice."""
+        return [] if self._has_ended else list(self._matcher.compute_ff_tokens())
+
     def _check(self) -> None:
         if error := self._matcher.get_error():
             raise RequestError(f"{self._field}: the grammar takes too much work for a token: {reason(error)}")

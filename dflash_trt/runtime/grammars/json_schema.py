@@ -41,6 +41,13 @@ KEYWORDS = {
 """Keywords that llguidance enforces."""
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """Formats that llguidance enforces by their syntax."""
+YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+REAL_DATE = f"^(?:{YEAR}-(?:0[13-9]|1[0-2])-..|{YEAR}-02-(?:[01].|2[0-8])|{LEAP_YEAR}-02-29)"
+FORMAT_PATTERNS = {
+    "date": REAL_DATE, "date-time": f"{REAL_DATE}[tT]..:..:[0-5]", "time": "^..:..:[0-5]",
+}  # fmt: skip
+"""Patterns beside llguidance's formats, which allow February 29 in every year and leap seconds at any time."""
 OPTIONS = "x-guidance"
 """llguidance's options of a schema; only whitespace_flexible keeps the schema's meaning."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
@@ -111,6 +118,8 @@ class _Walk:
                 raise self._refusal(place, problem)
             if keyword == "pattern":
                 self._check_pattern(place, value)
+            if keyword == "format" and value in FORMAT_PATTERNS and isinstance(schema.setdefault("allOf", []), list):
+                schema["allOf"].append({"pattern": FORMAT_PATTERNS[value]})
             if keyword == "patternProperties":
                 for pattern in value:
                     self._check_pattern(f"{place}/{escaped(pattern)}", pattern)

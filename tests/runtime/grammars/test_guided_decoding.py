@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from math import exp, sqrt
+from random import Random
 from typing import Any
 
 import jsonschema
@@ -94,6 +95,27 @@ def test_a_grammar_of_any_text_changes_nothing(session: Session) -> None:
     assert len({tuple(answer.token_ids) for answer in free}) > 1
 
 
+def test_forced_tokens_need_no_drafter(session: Session) -> None:
+    """They are drafts that are all accepted, and the text stays that of plain decoding."""
+    schema = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
+    compact = Grammar(kind="json_schema", text=json.dumps(schema))
+    drafted, plain = (answers(session, length, structured_outputs=compact) for length in (None, 0))
+    assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
+    request = session.request(ids(session, PROMPTS[0]), SamplingParams(max_tokens=80, structured_outputs=compact))
+    decoder, num_forced, forced = session.decoder(), 0, list[int]()
+    decoder.add(request)
+    while not decoder.is_idle:
+        num_steps = len(request.steps)
+        forced = request.forced(session.manifest.draft.num_draft_tokens) if request.token_ids else []
+        decoder.step()
+        if forced and len(request.steps) > num_steps:
+            step = request.steps[-1]
+            assert [*step.proposals] == forced[: len(step.proposals)]
+            assert step.accepted == min(len(step.proposals), len(step.token_ids))
+            num_forced += len(step.proposals)
+    assert num_forced > 5
+
+
 def test_rows_of_a_block(session: Session) -> None:
     """A special token is not the text of its name, an answer ends where its text does, and nothing is advanced."""
     special = {token for token, added in session.tokenizer.added_tokens_decoder.items() if added.special}
@@ -108,6 +130,44 @@ def test_rows_of_a_block(session: Session) -> None:
         assert not allowed[0] & special
         assert eight in allowed[0]
         assert allowed[1] == session.stop_ids
+
+
+REQUESTS = [
+    *(pytest.param(seed, id=str(seed)) for seed in range(6)),
+    *(pytest.param(seed, id=str(seed), marks=pytest.mark.full) for seed in range(6, 200)),
+]
+
+
+@pytest.mark.parametrize("seed", REQUESTS)
+def test_random_requests_equal_plain_decoding(session: Session, seed: int) -> None:
+    """Ten requests for each seed: grammars, prompts and temperatures in one batch."""
+    random = Random(seed)
+    kinds = [
+        *GRAMMARS.values(), Grammar(kind="choice", text='["def", "def f", "class", "x"]'),
+        Grammar(kind="json_schema", text=json.dumps({**SCHEMA, "x-guidance": {"whitespace_flexible": False}})),
+    ]  # fmt: skip
+    asked = [
+        (random.choice(PROMPTS), random.choice(kinds), random.choice([0.0, 0.7, 1.0]), random.randrange(2**32))
+        for _ in range(10)
+    ]
+
+    def tokens(draft_length: int | None) -> list[list[int]]:
+        requests = [
+            session.request(
+                ids(session, prompt),
+                SamplingParams(
+                    max_tokens=48,
+                    draft_length=draft_length,
+                    seed=seed,
+                    temperature=temperature,
+                    structured_outputs=grammar,
+                ),
+            )
+            for prompt, grammar, temperature, seed in asked
+        ]
+        return [answer.token_ids for answer in run(session.decoder(), requests)]
+
+    assert tokens(None) == tokens(0)
 
 
 def test_drafts_beyond_the_end(session: Session) -> None:
