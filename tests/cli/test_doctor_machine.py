@@ -135,7 +135,7 @@ def compiled(directory: Path, source: str) -> Path:
 def test_ours_loads() -> None:
     found = load_plugin(installed_library()).found
     assert found.startswith(f"{installed_library()}, loaded by tensorrt_lean")
-    assert found.endswith("DFlashKVInjectionAttention 4")
+    assert found.endswith("DFlashKVInjectionAttention 5")
 
 
 @pytest.mark.usefixtures("needs_tensorrt")
