@@ -26,7 +26,8 @@ class WgmmaContextLoader {
     barrier_ = 1 + team;
     const int first_key = span.key_begin + team * kWgmmaKeys;
     rows_left_ = span.key_end - first_key;
-    copy_from_ = first * ContextStrides(p).row + vector * 16;
+    const auto stride = static_cast<unsigned>(ContextStrides(p).row);  // arbitrary if the layout is invalid
+    copy_from_ = static_cast<int>(static_cast<unsigned>(first) * stride + vector * 16);
     copy_to_ = Step::Rows::at(row_, vector * 16);
 
     const Shared begin = shared_memory() + config.stages_at + team * (kStages * kStageBytes);
