@@ -36,7 +36,7 @@ def test_a_sum_is_that_of_all_steps() -> None:
 
 
 def test_forced_tokens_are_counted_apart() -> None:
-    """Also where a stop text cuts them, so that no token of the target's own follows."""
+    """A pass that a stop text cut has no token of the target's own; it counts all the same."""
     whole = Step(token_ids=(1, 2, 3), proposals=(1, 2), accepted=2, is_forced=True)
     cut = Step(token_ids=(1, 2), proposals=(1, 2, 3), accepted=2, is_forced=True)
     found, without = Acceptance.of([*STEPS, whole, cut]), Acceptance.of(STEPS)
