@@ -79,6 +79,16 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         return (self.accepted + self.drafting_passes) / self.drafting_passes if self.drafting_passes else None
 
+    @property
+    def draft_length(self) -> float | None:
+        """Mean draft tokens per drafting pass; None without one, or where they are not published."""
+        return self.proposed / self.drafting_passes if self.drafting_passes and self.proposed is not None else None
+
+    @property
+    def shares_by_position(self) -> list[float]:
+        """Share of drafting passes that accepted the draft token at position 1, 2, ..."""
+        return [count / self.drafting_passes for count in self.accepted_by_position] if self.drafting_passes else []
+
     def __add__(self, other: Acceptance) -> Acceptance:
         """Sums of the counts; None where one side is None."""
         by_position = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
