@@ -89,7 +89,7 @@ def test_weights_are_the_nearest_codes(case: Case) -> None:
 
 
 def test_modelopt_rounds_fp8_twice(tmp_path: Path) -> None:
-    """Its quotients are BF16 before they are E4M3: some codes are a step off, and never nearer."""
+    """Model Optimizer's quotients are BF16 before they are E4M3: some codes are a step off, and never nearer."""
     source = write_random_draft(tmp_path / "draft", dialect="qwen3", dtype=torch.bfloat16, sizes=WHOLE_BLOCKS)
     cases = [convert(source, tmp_path / str(like), "fp8", like_modelopt=like) for like in (False, True)]
     dense, *packed = [arrays(directory) for directory in (source, *(case.quantised.directory for case in cases))]
