@@ -83,10 +83,8 @@ class CandidateSelector(CandidateScorer):
         self._projection = projection.float()
 
     @classmethod
-    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> CandidateSelector | None:
-        """The selector of the directory `engine`; None for a draft without. On a CPU the codebooks stay in the file."""
-        if spec.candidate_selector is None:
-            return None
+    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> CandidateSelector:
+        """The selector of the directory `engine`. On a CPU the codebooks stay in the file."""
         names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
         with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
             return cls(spec, *(tensors.get_tensor(f"{SELECTOR}.{name}") for name in names))

@@ -261,9 +261,8 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     """
     from dflash_trt.device.launcher import CurrentStreamLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-    from dflash_trt.trtllm.dflash2_module import DFlash2EngineDrafter
     from dflash_trt.trtllm.drafter_module import BACKENDS, EngineDrafter
-    from dflash_trt.trtllm.lilicorr_module import LilicorrEngineDrafter
+    from dflash_trt.trtllm.scoring_module import DFlash2EngineDrafter, LilicorrEngineDrafter
     from dflash_trt.trtllm.worker_context import declare_pool
 
     spec_config = model_config.spec_config

@@ -20,8 +20,8 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
-from dflash_trt.trtllm.dflash2_module import DFlash2EngineDrafter
 from dflash_trt.trtllm.registration import build_draft_model
+from dflash_trt.trtllm.scoring_module import DFlash2EngineDrafter
 from dflash_trt.trtllm.worker_context import declare_pool
 from tests.checkpoint.samples import edit_config
 from tests.contract.drafter_contract import contract_data

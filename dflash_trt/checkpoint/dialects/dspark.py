@@ -15,14 +15,13 @@ import msgspec
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
 from dflash_trt.checkpoint.dialects.keys import SECTION
-from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
+from dflash_trt.checkpoint.dialects.shared_keys import PROJECTOR, Places, has_architecture, section_keys
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, DraftSpec, MarkovHead
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
 
 ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel")
 OWN_SECTION = "dspark_config"
-PROJECTOR = "projector_type"
 MAX_RANK = 8192
 WITH_MARKOV = "confidence_head_with_markov"
 MODELOPTS = "use_confidence_head"

@@ -11,24 +11,14 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect
-from dflash_trt.checkpoint.dialects.keys import SECTION
-from dflash_trt.checkpoint.dialects.shared_keys import Places, architectures, section_keys
+from dflash_trt.checkpoint.dialects.shared_keys import PROJECTOR, Places, named
 from dflash_trt.checkpoint.draft_spec import LILICORR, BlockConv, DraftSpec, LatticeCorrelator
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
 
 ARCHITECTURE = "LiLiCorrDraftModel"
-PROJECTOR = "projector_type"
 ENABLED, OWN_HEAD = "lilicorr_enabled", "has_own_lm_head"
 MAX_SIZE, MAX_LAYERS, MAX_TOP_K = 1 << 20, 256, 1024
-
-
-def recognises(config: Facts) -> bool:
-    """Whether an architecture, the projector or a key names LiLiCorr."""
-    keys = config.keys() | section_keys(config, SECTION)
-    is_named = any(LILICORR in name.lower() for name in architectures(config))
-    names = (config.peek(SECTION).get(PROJECTOR), config.values().get("speculators_model_type"))
-    return is_named or LILICORR in names or any(key.startswith(f"{LILICORR}_") for key in keys)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -97,4 +87,6 @@ def additions_to_config(spec: DraftSpec) -> dict[str, object]:
     return {ENABLED: True, PROJECTOR: LILICORR, **keys, **conv}
 
 
-LILICORR_DIALECT = Dialect(name=LILICORR, recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)
+LILICORR_DIALECT = Dialect(
+    name=LILICORR, recognises=named(LILICORR), read=read, is_canonical=True, canonical=zlab.canonical
+)

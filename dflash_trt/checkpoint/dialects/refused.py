@@ -8,8 +8,7 @@ from typing import NoReturn
 
 from dflash_trt.checkpoint.dialects import dspark
 from dflash_trt.checkpoint.dialects.dialect import Dialect
-from dflash_trt.checkpoint.dialects.keys import SECTION
-from dflash_trt.checkpoint.dialects.shared_keys import architectures, section_keys
+from dflash_trt.checkpoint.dialects.shared_keys import architectures, named
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError, cut
@@ -25,21 +24,6 @@ def refusal(name: str, recognises: Callable[[Facts], bool], what: str, hint: str
         raise CheckpointError(f"{config.file}: expected a DFlash draft, found a {name} draft ({what})", hint=hint)
 
     return Dialect(name=name, recognises=recognises, read=read, is_canonical=False)
-
-
-def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
-    """Recognises `name` in an architecture, the projector, Speculators' type or a key, or one of the keys `sizes`."""
-
-    def recognises(config: Facts) -> bool:
-        projector, algorithm = config.peek(SECTION).get(dspark.PROJECTOR), config.values().get("speculators_model_type")
-        keys = config.keys() | section_keys(config, SECTION)
-        return (
-            any(name in architecture.lower() for architecture in architectures(config))
-            or name in (projector, algorithm)
-            or any(key in sizes or key.startswith(f"{name}_") for key in keys)
-        )
-
-    return recognises
 
 
 def is_other_dspark(config: Facts) -> bool:
@@ -128,6 +112,7 @@ REFUSED = (
         "on another backbone than Qwen3, or without the key markov_rank",
         "vLLM and SGLang serve it",
     ),
+    # TensorRT-RTX takes no GRU in BF16: findings/tensorrt_rtx_refuses_a_bfloat16_gru.sh
     refusal(
         "Domino",
         named("domino", "gru_hidden_dim", "pure_draft_prefix_len"),

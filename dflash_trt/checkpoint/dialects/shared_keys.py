@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dflash_trt.checkpoint.rope_config import read_rope
 
 # Far beyond any draft: a typo in config.json is refused before layers or rotary tables fill the memory.
 MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
+PROJECTOR = "projector_type"
 
 
 class Places:
@@ -75,6 +77,21 @@ def architectures(config: Facts) -> list[str]:
 def section_keys(config: Facts, key: str) -> set[str]:
     """The keys of the object at `key`; empty where there is no object."""
     return {name for name, value in config.peek(key).items() if value is not None}
+
+
+def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
+    """Recognises `name` in an architecture, the projector, Speculators' type or a key, or one of the keys `sizes`."""
+
+    def recognises(config: Facts) -> bool:
+        projector, algorithm = config.peek(SECTION).get(PROJECTOR), config.values().get("speculators_model_type")
+        keys = config.keys() | section_keys(config, SECTION)
+        return (
+            any(name in architecture.lower() for architecture in architectures(config))
+            or name in (projector, algorithm)
+            or any(key in sizes or key.startswith(f"{name}_") for key in keys)
+        )
+
+    return recognises
 
 
 def read_backbone(config: Facts) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dflash_trt.engine.graph.layers import (
     unpad_rows,
 )
 from dflash_trt.engine.graph.linear import fp8_input_scale, linear, partial_linear, product, stacked_biases
-from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder
 from dflash_trt.engine.signatures import is_padded, num_segments, segment_name, stream_names
 
 ATTENTION = "DFlashKVInjectionAttention"
@@ -87,6 +87,7 @@ def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
             best = g.op("ArgMax", logits, axis=-1, keepdims=0)
             g.output(g.reshape(_target_ids(g, best, draft), [-1, K]), "token_ids")
             return
+        # Up to k = 20 on many blocks of the GPU: findings/tensorrt_rtx_splits_a_row_of_topk_up_to_20.sh
         top, best = g.ops("TopK", (logits, g.constant([k])), num_outputs=2, axis=-1)
         g.output(g.reshape(_target_ids(g, best, draft), [-1, K, k]), "candidate_ids")
         values = _final_logits(g, top, spec) if spec.lilicorr is None else _log_probs(g, top, logits)
@@ -110,7 +111,8 @@ def _final_logits(g: GraphBuilder, logits: str, spec: DraftSpec) -> str:
 
 
 def _log_probs(g: GraphBuilder, top: str, logits: str) -> str:
-    """log softmax(logits) of `top` in FLOAT, without its cap: LogSoftmax, as TensorRT computes it, underflows."""
+    """log softmax(logits) of `top` in FLOAT, without its cap."""
+    # LogSoftmax would underflow: findings/tensorrt_rtx_log_softmax_is_the_log_of_a_softmax.sh
     return g.op("Sub", top, g.op("ReduceLogSumExp", logits, g.constant([-1]), keepdims=1))
 
 
@@ -150,8 +152,8 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
             softmax_scale=D**-0.5,
             sliding_window=layer.sliding_window or 0,  # 0: unlimited
             causal=int(layer.causal),
-            k_scale=rounded(draft.cache_scales("k")[i]),  # scale of an FP8 cache, as in context.onnx; 1 otherwise
-            v_scale=rounded(draft.cache_scales("v")[i]),
+            k_scale=draft.cache_scales("k")[i],  # scale of an FP8 cache, as in context.onnx; 1 otherwise
+            v_scale=draft.cache_scales("v")[i],
             fp8_cache=int(draft.quantization.fp8_kv_cache),
             has_qkv_bias=len(biases),
             fp8_output=int(output_scale is not None),

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import torch
 
-from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.candidate_scorer import CandidateScorer, CandidateSelector
 from dflash_trt.engine.executor import Executor
-from dflash_trt.engine.lilicorr_scorer import LilicorrScorer
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.plans.plan import GRAPHS
+from dflash_trt.engine.read_scorer import read_scorer
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 from dflash_trt.runtime.drafter.drafter import DraftEmbedding, Drafter
@@ -70,13 +67,6 @@ def choose_executor(
     if expose:
         raise EngineError(f"TensorRT plans do not return {expose[0]}")
     return TensorRTExecutor(engine, manifest, CudaLauncher(torch.device(device)))
-
-
-def read_scorer(engine: Path, spec: DraftSpec, device: torch.device) -> CandidateScorer | None:
-    """The candidate scorer of the draft in the directory `engine`; None for a draft without."""
-    if spec.lilicorr is not None:
-        return LilicorrScorer.read(engine, spec, device)
-    return (CandidateSelector if spec.markov_head is None else MarkovScorer).read(engine, spec, device)
 
 
 def _another_device(executor: str, expected: str, found: str) -> EngineError:

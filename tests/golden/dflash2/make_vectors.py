@@ -4,26 +4,14 @@
 In an environment with `pip install --no-deps dflash==0.1.0` beside torch and transformers.
 """
 
-from __future__ import annotations
-
 import json
-import tempfile
 from pathlib import Path
 
-import numpy as np
-
+from tests.golden.write_vectors import write_vectors
 from tests.oracle.zlab_dflash2 import BLOCK_SIZES, CASES, run, verify_steps
 
-
-def main() -> None:
-    """Writes vectors.npz and steps.json."""
-    with tempfile.TemporaryDirectory() as work:
-        runs = {case.name: run(case, Path(work) / case.name) for case in CASES}
-    arrays = {f"{name}/{key}": array for name, arrays in runs.items() for key, array in arrays.items()}
-    np.savez_compressed(Path(__file__).parent / "vectors.npz", **arrays)
-    steps = {str(block_size): verify_steps(block_size) for block_size in BLOCK_SIZES}
-    (Path(__file__).parent / "steps.json").write_text(json.dumps(steps) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    folder = Path(__file__).parent
+    write_vectors(folder, CASES, run)
+    steps = {str(block_size): verify_steps(block_size) for block_size in BLOCK_SIZES}
+    (folder / "steps.json").write_text(json.dumps(steps) + "\n")
