@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorRT's registry looks up by name, and what the library says of itself. Its other exports are the kernels.
+// Names that TensorRT's registry looks up, and facts about the library. The other exports are kernel.h's and append.h's.
 #include "common/export.h"
 #include "kv_injection_attention/creator.h"
 #include "kv_injection_attention/kernel.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the CUDA kernel. Whoever links the library can call the exported functions without TensorRT.
+// Host interface of the CUDA kernel. Programs that link the library call the exported functions, without TensorRT.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ enum class Kernel {
   kAhead,  // kWgmma with the next step's products computed ahead: for calls that pass wgmma_ahead_fits()
 };
 
-// What the kernels were compiled for, as in "80 90a 90-virtual"; empty without CUDA.
+// Architectures that the kernels were compiled for, as in "80 90a 90-virtual"; empty without CUDA.
 DFLASH_EXPORT const char* dflash_cuda_architectures();
 
 // Whether the kernels that no GPU has run are compiled.

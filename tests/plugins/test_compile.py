@@ -230,7 +230,7 @@ def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int,
 def test_kernels_that_no_gpu_has_run_neither_warn_nor_spill(
     source: str, architectures: tuple[str, ...], count: int, tmp_path: Path
 ) -> None:
-    """Of head_dim 64 and 128; with products ahead for 64 and, with head_dim 64, 80 rows, and for an FP8 cache alone."""
+    """Short contexts' for head_dim 64 and 128; with products ahead for 64 rows and, with head_dim 64, 80."""
     made = compile_source(tmp_path, source, ARCHITECTURES, DFLASH_EXPERIMENTAL_KERNELS="ON")
     assert Counter(kernel.architecture for kernel in made) == dict.fromkeys(architectures, count)
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []

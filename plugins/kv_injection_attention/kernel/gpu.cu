@@ -9,8 +9,8 @@
 namespace dflash::kv_injection {
 namespace {
 
-// Compiled for the architectures that every kernel is compiled for. Which of them the driver chose for a GPU cannot be
-// told from the GPU: PTX may be for an older one.
+// Compiled for the same architectures as every kernel, to ask which of them the driver chose: PTX may be for an older one
+// than the GPU's.
 __global__ void chosen_code() {}
 
 cudaError_t read_gpu(int device, Gpu& gpu) {
