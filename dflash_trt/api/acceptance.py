@@ -29,6 +29,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Draft tokens that the pass verified, rejected ones included."""
     accepted: int
     """Draft tokens among `token_ids`."""
+    is_forced: bool = False
+    """Whether a grammar forced the draft tokens; the drafter did not propose them."""
 
     @property
     def proposed(self) -> int:
@@ -37,20 +39,32 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counts of verify passes. A count that the runtime does not publish is None; prefills are never counted."""
+    """Counts of verify passes. A count that the runtime does not publish is None; prefills are never counted.
+
+    Passes over tokens that a grammar forced are counted apart, since they say nothing about the drafter.
+    """
 
     passes: Count | None = 0
-    """Verify passes, counted once for each request in them."""
+    """Verify passes, counted once for each request in them, without the forced ones."""
     drafting_passes: Count = 0
     """Verify passes that verified draft tokens."""
     emitted: Count | None = 0
-    """Tokens that verify passes emitted: all but the first of each request, which its prefill emits."""
+    """Tokens that these passes emitted."""
     proposed: Count | None = 0
     """Draft tokens that were verified."""
     accepted: Count = 0
     """Draft tokens that were accepted."""
     accepted_by_position: tuple[Count, ...] = ()
     """Passes that accepted the draft token at position 1, 2, ... and so all before it; () where not published."""
+    forced_passes: Count = 0
+    """Verify passes over tokens that a grammar forced."""
+    forced: Count = 0
+    """Tokens that a grammar forced."""
+
+    @property
+    def all_passes(self) -> int | None:
+        """Verify passes, forced ones included."""
+        return _sum(self.passes, self.forced_passes)
 
     @property
     def tau(self) -> float | None:
@@ -65,6 +79,16 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         return (self.accepted + self.drafting_passes) / self.drafting_passes if self.drafting_passes else None
 
+    @property
+    def draft_length(self) -> float | None:
+        """Mean draft tokens per drafting pass; None without one, or where they are not published."""
+        return self.proposed / self.drafting_passes if self.drafting_passes and self.proposed is not None else None
+
+    @property
+    def shares_by_position(self) -> list[float]:
+        """Share of drafting passes that accepted the draft token at position 1, 2, ..."""
+        return [count / self.drafting_passes for count in self.accepted_by_position] if self.drafting_passes else []
+
     def __add__(self, other: Acceptance) -> Acceptance:
         """Sums of the counts; None where one side is None."""
         by_position = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
@@ -75,6 +99,8 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             proposed=_sum(self.proposed, other.proposed),
             accepted=self.accepted + other.accepted,
             accepted_by_position=tuple(map(sum, by_position)),
+            forced_passes=self.forced_passes + other.forced_passes,
+            forced=self.forced + other.forced,
         )
 
     @classmethod
@@ -91,10 +117,15 @@ class AcceptanceCounter:
 
     def __init__(self) -> None:
         self._drafting_passes = self._emitted = self._proposed = self._longest = 0
+        self._forced_passes = self._forced = 0
         self._passes_by_accepted: Counter[int] = Counter()
 
     def add(self, step: Step) -> None:
         """Counts a request's verify pass."""
+        if step.is_forced:
+            self._forced_passes += 1
+            self._forced += step.accepted
+            return
         proposed = step.proposed
         self._drafting_passes += proposed > 0
         self._emitted += len(step.token_ids)
@@ -113,6 +144,8 @@ class AcceptanceCounter:
             proposed=self._proposed,
             accepted=sum(at_least),
             accepted_by_position=tuple(at_least),
+            forced_passes=self._forced_passes,
+            forced=self._forced,
         )
 
 

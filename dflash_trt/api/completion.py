@@ -88,9 +88,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def steps(self) -> int | None:
         """Verify passes of the target, without the prefill."""
-        return None if self.acceptance is None else self.acceptance.passes
+        return None if self.acceptance is None else self.acceptance.all_passes
 
     @property
     def tau(self) -> float | None:
-        """Tokens after the first / steps; None without a step."""
+        """Acceptance length: tokens per verify pass, forced ones left out; None without a pass."""
         return None if self.acceptance is None else self.acceptance.tau

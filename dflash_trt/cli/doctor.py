@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from dflash_trt.cli.completion import ENGINE_OR_URL
+from dflash_trt.cli.doctor_findings import print_findings
 from dflash_trt.cli.options import PATH, json_option, refuse_given
 from dflash_trt.cli.output import print_json, print_table, print_tables
 from dflash_trt.errors import EndpointError, printable
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
     from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 
 
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic as of click 8.4
+    """A Prometheus duration with one unit."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text itself, if Prometheus takes it."""
+        if re.fullmatch(r"[1-9][0-9]{0,5}[smhdw]", str(value)) is None:
+            self.fail(f"{value!r} is no duration such as 30m, 6h or 1d", param, ctx)
+        return str(value)
+
+
+DURATION = DurationType()
+OF_PROMETHEUS = ("match", "window_length", "against")
+OF_PROMPTS = frozenset(("long_tokens", "no_load"))
 GRACE_SECONDS = 2.0  # for an answer that ends as the time does
 
 
@@ -52,19 +68,16 @@ def examine_endpoint(
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Tables of the probes and checks, then every finding."""
-    from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion, finding_lines, tables
+    from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion, tables
 
-    print_tables([*tables(diagnosis), checks_table(diagnosis)])
+    print_tables([*tables(diagnosis), checks_table(diagnosis.checks)])
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")
     if diagnosis.foreign_tokens:
         click.echo(
             f"{diagnosis.foreign_tokens} tokens of other clients are in these figures: ask while no other client does"
         )
-    listed = (("worth knowing", diagnosis.notes), ("NOT MEASURED", diagnosis.unmeasured), ("WRONG", diagnosis.findings))
-    for word, findings in listed:
-        for finding in findings:
-            click.echo("\n".join(finding_lines(word, finding)))
-    click.echo(f"\n{conclusion(diagnosis)}")
+    print_findings(diagnosis.notes, diagnosis.unmeasured, diagnosis.findings)
+    click.echo(f"\n{conclusion(diagnosis.checks, diagnosis.findings)}")
 
 
 PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
@@ -81,13 +94,23 @@ PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
     "--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: at most 6000]"
 )
 @click.option("--no-load", is_flag=True, help="With URL: never ask more than one request at a time.")
-@click.option("--seconds", type=click.FloatRange(min=1), help="With URL: stop asking after this long.  [default: 110]")
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), help="With URL: stop after this long.  [default: 110; --passive: 60]"
+)
+@click.option("--passive", is_flag=True, help="With URL: send no prompts; read its counters twice.")
+@click.option("--prometheus", metavar="URL", help="Judge what this Prometheus has of a server, without prompts.")
+@click.option("--match", default="", metavar="LABELS", help="With --prometheus: the servers, as 'job=\"NAME\"'.")
+@click.option("--window", "window_length", type=DURATION, help="With --prometheus: the traffic judged.  [default: 1h]")
+@click.option("--against", type=DURATION, help="With --prometheus: compare with that so long ago.  [default: 1d]")
 @json_option
-def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> None:
+def doctor(
+    subject: str | None, ranks: bool, as_json: bool, passive: bool, prometheus: str | None, **options: Any
+) -> None:
     """Show what this machine has, what is missing for which command, and the command that fixes it.
 
     With URL: ask a running server (this one, vLLM, SGLang, TensorRT-LLM) for at most two minutes, and say what is wrong
-    with its speculative decoding, why, and what to change. Exits with 1 if anything is wrong.
+    with its speculative decoding, why, and what to change. Exits with 1 if anything is wrong. --passive and
+    --prometheus send no prompts: they judge the traffic that users make.
 
     \b
     Example:
@@ -95,12 +118,31 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
       dflash-trt doctor http://localhost:8000
       dflash-trt doctor http://localhost:8000 --json > healthy.json
       dflash-trt doctor http://localhost:8000 --baseline healthy.json
+      dflash-trt doctor http://localhost:8000 --passive --expect-tau 4.2
+      dflash-trt doctor --prometheus http://localhost:9090 --match 'job="vllm"' --window 6h --against 1w
       mpiexec -n 8 dflash-trt doctor --ranks engine
     """
-    if subject is not None and "://" in subject and not ranks:
-        examine_endpoint(subject, as_json, **options)
+    of_prometheus = {name: options.pop(name) for name in OF_PROMETHEUS}
+    if prometheus is not None:
+        from dflash_trt.cli.doctor_passive import watch_prometheus
+
+        if subject is not None:
+            raise click.UsageError("--prometheus asks Prometheus alone: leave out URL, or choose a server with --match")
+        shared = {name: options.pop(name) for name in ("model", "api_key_file", "expect_tau")}
+        refuse_given([*options, "passive", "ranks"], "is for a URL")
+        watch_prometheus(prometheus, as_json, **shared, **of_prometheus)
         return
-    refuse_given(options, "is for a URL, as http://localhost:8000")
+    refuse_given(of_prometheus, "is for --prometheus URL")
+    if subject is not None and "://" in subject and not ranks:
+        if passive:
+            from dflash_trt.cli.doctor_passive import watch_endpoint
+
+            refuse_given(OF_PROMPTS, "is for the prompts that --passive does not send")
+            watch_endpoint(subject, as_json, **{name: options[name] for name in options.keys() - OF_PROMPTS})
+        else:
+            examine_endpoint(subject, as_json, **options)
+        return
+    refuse_given([*options, "passive"], "is for a URL, as http://localhost:8000")
     if subject is not None and not ranks:
         raise click.UsageError(
             "expected a URL as http://localhost:8000; ENGINE is for --ranks, and dflash-trt inspect ENGINE looks at one"

@@ -65,7 +65,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
     if method == "dflash":
         sizes, K, name = deployment.draft_sizes, deployment.num_draft_tokens, deployment.name
         arguments |= draft_arguments(
-            sizes, "trtllm", _trtllm_draft(deployment), K, name, gpu=None, attention=deployment.draft_attention
+            sizes, "trtllm", trtllm_draft(deployment), K, name, gpu=None, attention=deployment.draft_attention
         )
         if not sizes.spec.is_dspark:
             arguments["speculative_config"] |= of_drafts | _sampling(deployment)
@@ -98,12 +98,12 @@ def is_engine_mode(deployment: ResolvedDeployment, method: Method) -> bool:
 
 
 def converted_draft(draft: DraftSizes) -> str | None:
-    """Directory of a published draft's copy that has a dense Qwen3 backbone, where the draft itself has none.
+    """Directory of a draft's copy that has a dense Qwen3 backbone, where the draft itself has none.
 
     TensorRT-LLM builds the layers by model_type, and those of gpt_oss have no fused self_attn.qkv_proj.
     """
-    is_published = draft.checkpoint is None and draft.spec.model_type == "gpt_oss"
-    return f"{draft.name.rpartition('/')[2]}-bf16" if is_published else None
+    is_dense = draft.spec.model_type != "gpt_oss" or draft.quantized
+    return None if is_dense else f"{Path(draft.name).name}-bf16"
 
 
 def place(draft: str) -> str:
@@ -121,7 +121,7 @@ def _pads_into_the_pool(deployment: ResolvedDeployment, method: Method) -> bool:
     return method == "dflash" and deployment.mode == "engine" and deployment.draft_attention == "TRTLLM"
 
 
-def _trtllm_draft(deployment: ResolvedDeployment) -> str:
+def trtllm_draft(deployment: ResolvedDeployment) -> str:
     """Draft that TensorRT-LLM loads."""
     is_whole = deployment.mode == "native" and deployment.draft == deployment.checkpoint
     return (converted_draft(deployment.draft_sizes) if is_whole else None) or place(deployment.draft)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.trtllm_arguments import converted_draft, is_engine_mode, place
+from dflash_trt.deploy.trtllm_arguments import is_engine_mode, place, trtllm_draft
 from dflash_trt.files.command import argument, command_line
 
 DOWNLOAD = "hf download"
@@ -27,13 +27,13 @@ def weight_commands(deployment: ResolvedDeployment, source: str, runtime: Runtim
     if method != "dflash":
         return
     draft = deployment.draft if runtime == "trtllm" or deployment.mode == "native" else deployment.checkpoint
-    if Path(draft).is_dir():
+    read = trtllm_draft(deployment) if runtime == "trtllm" else draft
+    if Path(read).is_dir():
         return
     if draft != deployment.checkpoint:  # quantised, or an engine
         yield command_line(["dflash-trt", "build", source])
-    elif runtime == "trtllm" and (converted := converted_draft(deployment.draft_sizes)) is not None:
-        if not Path(converted).is_dir():
-            yield command_line(["dflash-trt", "quantize", draft, "--recipe", "bf16", "-o", converted])
+    elif read != draft:
+        yield command_line(["dflash-trt", "quantize", draft, "--recipe", "bf16", "-o", read])
     else:
         yield f"{DOWNLOAD} {command_line([argument(draft, 'draft')])}"
 

@@ -31,6 +31,8 @@ class Proposals(NamedTuple):
     """[K, k]: probability of each candidate, given the tokens drawn before it."""
     survival: list[float] | None = None
     """[K], never rising: the draft's estimate that each token is accepted with all before it; None without one."""
+    is_forced: bool = False
+    """Whether a grammar leaves no other tokens; the drafter did not propose them."""
 
     def first(self, count: int) -> Proposals:
         """The first `count` proposals."""
@@ -40,4 +42,5 @@ class Proposals(NamedTuple):
             None if ids is None else ids[:count],
             None if q is None else q[:count],
             None if survival is None else survival[:count],
+            self.is_forced,
         )

@@ -135,7 +135,11 @@ class Decoder:
             for (slot, request), length in zip(decoding.items(), chosen, strict=True)
         }
         open_limits = {slot: limit for slot, limit in limits.items() if limit > 0}
-        forced = {slot: Proposals(ids) for slot, limit in open_limits.items() if (ids := decoding[slot].forced(limit))}
+        forced = {
+            slot: Proposals(ids, is_forced=True)
+            for slot, limit in open_limits.items()
+            if (ids := decoding[slot].forced(limit))
+        }
         drafted = forced | self._propose({slot: decoding[slot] for slot in open_limits if slot not in forced}, limits)
         return [
             StepInput.block(slot, request, self._cut(request, drafted.get(slot, NO_PROPOSALS).first(limits[slot])))
@@ -184,7 +188,7 @@ class Decoder:
             if part.has_failed(tokens):
                 self._fail(part.slot, request)
             elif tokens:
-                step = request.emit(tokens, part.proposals)
+                step = request.emit(tokens, part.drafted)
                 self._totals.output_tokens += 1 if step is None else len(step.token_ids)  # the prefill has no step
                 if step is not None:
                     self._acceptance.add(step)

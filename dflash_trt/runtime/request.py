@@ -12,7 +12,7 @@ from dflash_trt import _C
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.engine.proposals import Draw
+from dflash_trt.engine.proposals import Draw, Proposals
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor
@@ -107,7 +107,7 @@ class Request:
         """Tokens until max_tokens."""
         return self.params.max_tokens - len(self.token_ids)
 
-    def emit(self, token_ids: Sequence[int], proposals: Sequence[int]) -> Step | None:
+    def emit(self, token_ids: Sequence[int], drafted: Proposals) -> Step | None:
         """Appends accepted proposals and the token after them, up to the first that ends the answer.
 
         Returns the verify pass, or None for the prefill's token.
@@ -122,9 +122,14 @@ class Request:
             del logprobs[len(self.token_ids) :]  # accepted tokens after the end
         if is_prefill:
             return None
-        accepted = min(taken, len(token_ids) - 1)
-        self.steps.append(Step(token_ids=tuple(token_ids[:taken]), proposals=tuple(proposals), accepted=accepted))
-        return self.steps[-1]
+        step = Step(
+            token_ids=tuple(token_ids[:taken]),
+            proposals=tuple(drafted.token_ids),
+            accepted=min(taken, len(token_ids) - 1),
+            is_forced=drafted.is_forced,
+        )
+        self.steps.append(step)
+        return step
 
     def restart(self) -> None:
         """Begins again without a slot: what it has emitted becomes context, so its next tokens stay the same."""

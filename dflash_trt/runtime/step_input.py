@@ -61,9 +61,10 @@ class StepInput(msgspec.Struct, frozen=True):
 
     def record(self, accepted: Sequence[int]) -> BlockRecord:
         """Outcome of a block, for policies."""
+        drafted, request = self.drafted, self.request
         return BlockRecord(
-            proposed=len(self.proposals),
-            accepted=len(accepted) - 1,
-            temperature=self.request.params.temperature,
-            drawn=None if self.request.draw is None else self.drafted.candidate_ids is not None,
+            proposed=0 if drafted.is_forced else len(drafted.token_ids),
+            accepted=0 if drafted.is_forced else len(accepted) - 1,
+            temperature=request.params.temperature,
+            drawn=None if request.draw is None else drafted.candidate_ids is not None,
         )

@@ -35,7 +35,7 @@ METRICS = {
     "dflash_waiting_requests": (GAUGE, "waiting", "Queued requests"),
     "dflash_free_slots": (GAUGE, "free_slots", "Free slots"),
     "dflash_output_tokens": (COUNTER, "output_tokens", "Tokens emitted"),
-    "dflash_verify_steps": (COUNTER, "acceptance.passes", "Verify passes, counted once for each request in them"),
+    "dflash_verify_steps": (COUNTER, "acceptance.all_passes", "Verify passes, counted once for each request in them"),
     "dflash_draft_tokens": (COUNTER, "acceptance.proposed", "Draft tokens verified"),
     "dflash_accepted_draft_tokens": (COUNTER, "acceptance.accepted", "Draft tokens accepted"),
 }

@@ -35,6 +35,16 @@ def test_a_sum_is_that_of_all_steps() -> None:
     assert Acceptance.of([short]).accepted_by_position == (1,)
 
 
+def test_forced_tokens_are_counted_apart() -> None:
+    """A pass that a stop text cut has no token of the target's own; it counts all the same."""
+    whole = Step(token_ids=(1, 2, 3), proposals=(1, 2), accepted=2, is_forced=True)
+    cut = Step(token_ids=(1, 2), proposals=(1, 2, 3), accepted=2, is_forced=True)
+    found, without = Acceptance.of([*STEPS, whole, cut]), Acceptance.of(STEPS)
+    assert found == Acceptance(forced_passes=2, forced=4) + without
+    assert (found.tau, found.all_passes) == (without.tau, 6)
+    assert Acceptance.of([whole]).tau is None
+
+
 def test_what_one_does_not_publish_is_unknown_of_both() -> None:
     outside = Acceptance(passes=None, emitted=None, proposed=None, drafting_passes=4, accepted=8)
     both = Acceptance.of(STEPS) + outside

@@ -119,7 +119,10 @@ def test_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 def test_checkpoints_and_files_that_are_refused(tmp_path: Path) -> None:
     draft, target = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
     with pytest.raises(ConfigError, match="found 1 error"):
-        run_here("serve-config", draft, "--target", target, "--gpus", "h100x1", "--runtime", "trtllm")
+        run_here(
+            "serve-config", draft, "--target", target, "--gpus", "h100x1", "--runtime", "trtllm",
+            "--set", f"speculative_config.speculative_model={draft}",
+        )  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         run_here("serve-config", "--check", tmp_path, "--runtime", "trtllm")
     assert caught.value.message == f"cannot read {tmp_path}: Is a directory"

@@ -21,9 +21,11 @@ from dflash_trt.deploy.memory import gpu_memory, is_dense, is_fp8_context, reque
 from dflash_trt.deploy.resolve import pairs_pools, resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.rules.memory_rules import document_load
+from dflash_trt.deploy.runtime_arguments import RuntimeArguments
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import target_sizes
+from dflash_trt.deploy.weight_commands import weight_commands
 from dflash_trt.errors import ConfigError
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
@@ -163,6 +165,30 @@ def test_what_each_mode_refuses() -> None:
     for attention, rules in (("TRTLLM", []), ("VANILLA", []), ("FA4", ["draft-attention"])):
         said = found(resolve(changed(draft_attention=attention), "x"))
         assert [f.rule for f in said if f.rule in ("draft-attention", "graph-padding")] == rules
+
+
+LOCAL = str(FIXTURES / "tiny-gpt-oss-dflash")
+ITSELF = RuntimeArguments(trtllm={"speculative_config": {"speculative_model": LOCAL}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "made"),
+    [
+        ({"recipe": "nvfp4-native"}, None, ["dflash-trt build x.yaml"]),
+        ({}, UNCHECKED, [f"dflash-trt quantize {LOCAL} --recipe bf16 -o tiny-gpt-oss-dflash-bf16"]),
+        ({"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}, None, []),
+        ({"recipe": "nvfp4-native", "runtime_arguments": ITSELF}, ERROR, None),
+        ({"draft": "z-lab/gpt-oss-120b-DFlash", "target": "openai/gpt-oss-120b", "recipe": "nvfp4-native"}, None, None),
+    ],
+)
+def test_a_draft_with_gpt_oss_layers_is_copied(
+    changes: dict[str, Any], severity: str | None, made: list[str] | None
+) -> None:
+    """A recipe's copy has dense layers; without a recipe TensorRT-LLM gets a copy in BF16."""
+    values = {"target": str(FIXTURES / "tiny-gpt-oss"), "draft": LOCAL, "mode": "native", "recipe": "bf16"}
+    deployment = resolve(changed(**{"num_ranks": None, **values, **changes}), "x")
+    assert [f.severity for f in found(deployment) if f.rule == "backbone"] == ([] if severity is None else [severity])
+    assert made is None or list(weight_commands(deployment, "x.yaml", "trtllm", "dflash")) == made
 
 
 def test_the_files_own_words_win() -> None:

@@ -11,7 +11,8 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, quantized_context, unchecked, warning
 from dflash_trt.deploy.rules.trtllm_cache_rules import SPEC
 from dflash_trt.deploy.sizes import CHECKPOINT
-from dflash_trt.deploy.trtllm_arguments import converted_draft
+from dflash_trt.deploy.trtllm_arguments import converted_draft, place
+from dflash_trt.files.command import command_line
 from dflash_trt.files.read import is_directory
 
 
@@ -43,13 +44,13 @@ def backbone(config: CheckedConfig) -> Iterator[Finding]:
     if config.served.mode == "engine" or draft is None or draft.spec.model_type is None:
         return
     served = config.setting(f"{SPEC}.speculative_model")
-    if served == converted_draft(draft):
+    if served == (copy := converted_draft(draft)):
         if not is_directory(served):
-            yield unchecked(
-                "backbone", f"{SPEC}.speculative_model", f"{served} is not here yet",
-                f"dflash-trt quantize {draft.name} --recipe bf16 -o {served}",
-            )  # fmt: skip
+            fix = command_line(["dflash-trt", "quantize", draft.name, "--recipe", "bf16", "-o", copy])
+            yield unchecked("backbone", f"{SPEC}.speculative_model", f"{served} is not here yet", fix)
         return
+    if config.served.algorithms != draft.quantized and served != place(draft.name):
+        return  # a recipe's copy, which has a dense backbone
     rule = config.schema.rules["backbone"]
     if draft.spec.model_type in rule["model_types"] or set(draft.architectures) & set(rule["architectures"]):
         return

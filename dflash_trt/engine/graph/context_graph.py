@@ -22,7 +22,7 @@ from dflash_trt.engine.graph.layers import (
     times,
 )
 from dflash_trt.engine.graph.linear import linear
-from dflash_trt.engine.graph.onnx_builder import COMPUTE, GraphBuilder, rounded
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, GraphBuilder
 from dflash_trt.engine.signatures import CONTEXT_HIDDEN
 
 
@@ -101,7 +101,7 @@ def _to_fp8(g: GraphBuilder, kv: str, draft: DraftCheckpoint) -> str:
     TensorRT quantises activations by a single scale (NvInfer.h 11.1, IQuantizeLayer), so kv is first divided by the
     layers' scales.
     """
-    scales = [[rounded(scale) for scale in draft.cache_scales(name)] for name in ("k", "v")]
+    scales = [draft.cache_scales(name) for name in ("k", "v")]
     divisors = g.constant(np.array(scales, dtype=np.float32)[:, :, None, None])
     kv = g.op("Div", g.op("Cast", kv, to=TensorProto.FLOAT), divisors)
     return g.named("QuantizeLinear", kv, g.constant(1.0), g.zero(TensorProto.FLOAT8E4M3FN), name="kv")

@@ -24,7 +24,7 @@ from dflash_trt.engine.graph.layers import (
     unpad_rows,
 )
 from dflash_trt.engine.graph.linear import fp8_input_scale, linear, partial_linear, product, stacked_biases
-from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder
 from dflash_trt.engine.signatures import is_padded, num_segments, segment_name, stream_names
 
 ATTENTION = "DFlashKVInjectionAttention"
@@ -150,8 +150,8 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
             softmax_scale=D**-0.5,
             sliding_window=layer.sliding_window or 0,  # 0: unlimited
             causal=int(layer.causal),
-            k_scale=rounded(draft.cache_scales("k")[i]),  # scale of an FP8 cache, as in context.onnx; 1 otherwise
-            v_scale=rounded(draft.cache_scales("v")[i]),
+            k_scale=draft.cache_scales("k")[i],  # scale of an FP8 cache, as in context.onnx; 1 otherwise
+            v_scale=draft.cache_scales("v")[i],
             fp8_cache=int(draft.quantization.fp8_kv_cache),
             has_qkv_bias=len(biases),
             fp8_output=int(output_scale is not None),

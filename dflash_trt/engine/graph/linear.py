@@ -14,7 +14,7 @@ from onnx import TensorProto
 from dflash_trt.checkpoint import number_formats
 from dflash_trt.checkpoint.number_formats import BLOCK, INT4_BLOCK
 from dflash_trt.checkpoint.quantization import read_scale
-from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder, rounded
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
 
 
 def linear(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) -> str:
@@ -58,8 +58,8 @@ def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:
 
 
 def fp8_input_scale(g: GraphBuilder, module: str) -> float | None:
-    """The scale of the FP8 input of `module` as a value of the graph; None if the input is not FP8."""
-    return rounded(_input_scale(g, (module,))) if g.algorithm(module) == number_formats.FP8 else None
+    """The scale of the FP8 input of `module`; None if the input is not FP8."""
+    return _input_scale(g, (module,)) if g.algorithm(module) == number_formats.FP8 else None
 
 
 def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bool = False) -> str:
@@ -71,8 +71,8 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bo
             weight = g.stacked(weights)
         case number_formats.FP8:
             x = _fp8_activation(g, x, _input_scale(g, modules), is_quantized=is_quantized)
-            scale = g.compute_constant(read_scale(g.weights[f"{modules[0]}.weight_scale"]))
-            weight = g.op("DequantizeLinear", g.stored(weights), scale)
+            scale = g.constant(read_scale(g.weights[f"{modules[0]}.weight_scale"]))
+            weight = g.op("DequantizeLinear", g.stored(weights), scale, output_dtype=COMPUTE)
         case number_formats.INT4:
             rows = sum(2 * g.weights[name].shape[0] for name in weights)
             return g.op("MatMul", x, _int4_weight(g, modules, rows))
@@ -97,13 +97,11 @@ def _input_scale(g: GraphBuilder, modules: tuple[str, ...]) -> float:
 
 
 def _fp8_activation(g: GraphBuilder, x: str, scale: float, *, is_quantized: bool) -> str:
-    """Static FP8 E4M3. The scale has the compute dtype, because a Cast would prevent TensorRT from fusing (modelopt
-    0.47).
-    """
-    value = g.compute_constant(scale)
+    """Static FP8 E4M3 with the FLOAT scale of the checkpoint; modelopt 0.47 exports it in the dtype of x."""
+    value = g.constant(scale)
     if not is_quantized:
         x = g.op("QuantizeLinear", x, value, g.zero(TensorProto.FLOAT8E4M3FN))
-    return g.op("DequantizeLinear", x, value)
+    return g.op("DequantizeLinear", x, value, output_dtype=COMPUTE)
 
 
 def _nvfp4_activation(g: GraphBuilder, x: str, scale: float) -> str:

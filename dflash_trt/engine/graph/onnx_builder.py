@@ -136,10 +136,6 @@ class GraphBuilder:
             array = np.asarray(value, dtype=np.float32) if isinstance(value, float) else value
         return self._inline(numpy_helper.from_array(array))
 
-    def compute_constant(self, value: float) -> str:
-        """A scalar, rounded to the compute dtype."""
-        return self._inline(helper.make_tensor("", COMPUTE, [], [value]))
-
     def zero(self, dtype: int, count: int | None = None) -> str:
         """A scalar zero of any dtype, or a vector of `count` zeros."""
         dims = [] if count is None else [count]
@@ -183,11 +179,6 @@ def prune(graph: onnx.GraphProto) -> None:
     del graph.node[:], graph.initializer[:]
     graph.node.extend(reversed(nodes))
     graph.initializer.extend(initializers)
-
-
-def rounded(value: float) -> float:
-    """`value` rounded to the compute dtype."""
-    return float(numpy_helper.to_array(helper.make_tensor("", COMPUTE, [], [value])))
 
 
 def _external(name: str, tensors: list[StoredTensor], codes: int | None) -> TensorProto:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
-from dflash_trt.observe.endpoints.identify import Runtime
+from dflash_trt.observe.endpoints.identify import ServerKind
 
 NOT_MEASURED = "not measured"
 
@@ -34,8 +34,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Checks:
     """Collects checks and their findings."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.kind = runtime.kind
+    def __init__(self, kind: ServerKind, usual_reason: str = "slow") -> None:
+        """`usual_reason`: name of the cause why checks cannot be made."""
+        self.kind = kind
+        self._usual_reason = usual_reason
         self.checks: list[Check] = []
         self.findings: list[EndpointFinding] = []
         self.unmeasured: list[EndpointFinding] = []
@@ -51,4 +53,4 @@ class Checks:
         verdict: Literal["fine", "WRONG", "not measured"] = "WRONG" if found else "not measured" if missing else "fine"
         self.checks.append(Check(name=name, verdict=verdict, figure=found[0].figure if found else missing or figure))
         if verdict == NOT_MEASURED and not is_left_out:
-            self.unmeasured.append(finding(self.kind, f"{name} not measured", missing, "slow"))
+            self.unmeasured.append(finding(self.kind, f"{name} not measured", missing, self._usual_reason))

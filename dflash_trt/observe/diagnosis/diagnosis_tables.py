@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dflash_trt.errors import printable
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
-from dflash_trt.observe.diagnosis.checks import NOT_MEASURED
+from dflash_trt.observe.diagnosis.checks import NOT_MEASURED, Check
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.pages.page_templates import Table
@@ -34,19 +34,19 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
         yield Table(title="speed, one figure a round", columns=of_speeds, rows=rows)
 
 
-def checks_table(diagnosis: Diagnosis) -> Table:
+def checks_table(checks: list[Check]) -> Table:
     """The verdict: each check, and its result."""
-    rows = tuple((check.name, check.verdict, printable(check.figure)) for check in diagnosis.checks)
+    rows = tuple((check.name, check.verdict, printable(check.figure)) for check in checks)
     return Table(title="verdict", columns=("check", "verdict", "measured"), rows=rows)
 
 
-def conclusion(diagnosis: Diagnosis) -> str:
+def conclusion(checks: list[Check], findings: list[EndpointFinding]) -> str:
     """The last line: the problems found in the measured checks, if any."""
-    missing = [check.name for check in diagnosis.checks if check.verdict == NOT_MEASURED]
-    measured = len(diagnosis.checks) - len(missing)
-    found = len(diagnosis.findings)
+    missing = [check.name for check in checks if check.verdict == NOT_MEASURED]
+    measured = len(checks) - len(missing)
+    found = len(findings)
     wrong = f"{found} thing{'s' if found > 1 else ''} wrong" if found else "nothing wrong"
-    return f"{wrong} in {measured} of {len(diagnosis.checks)} checks" + (
+    return f"{wrong} in {measured} of {len(checks)} checks" + (
         f"; not measured: {', '.join(missing)}" if missing else ""
     )
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.api.acceptance import NEAR_ZERO_TAU
+from dflash_trt.api.acceptance import NEAR_ZERO_TAU, Acceptance
 from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
 from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance
 from dflash_trt.observe.diagnosis.group_comparison import tau_text
@@ -58,10 +58,9 @@ def rejected_requests(kind: ServerKind, short: ProbeGroup) -> list[EndpointFindi
     return [finding(kind, "requests without an accepted draft", figure, "engine", "prefix")]
 
 
-def cliff(kind: ServerKind, short: ProbeGroup) -> list[EndpointFinding]:
+def cliff(kind: ServerKind, counts: Acceptance) -> list[EndpointFinding]:
     """A position from which drafts are no longer accepted, though the one before accepts its usual share."""
-    counts = short.acceptance
-    accepted = (counts.drafting_passes, *counts.accepted_by_position)[: int((short.draft_length or 0) + 0.5) + 1]
+    accepted = (counts.drafting_passes, *counts.accepted_by_position)[: int((counts.draft_length or 0) + 0.5) + 1]
     for position in range(2, len(accepted)):
         before, at, after = accepted[position - 2 : position + 1]
         if at >= max(MIN_ACCEPTED, USUAL * before) and after < CLIFF * at:

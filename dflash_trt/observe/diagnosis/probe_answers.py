@@ -69,16 +69,12 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def draft_length(self) -> float | None:
-        proposed, passes = self.acceptance.proposed, self.acceptance.drafting_passes
-        return proposed / passes if passes and proposed is not None else None
+        return self.acceptance.draft_length
 
     @property
     def shares_by_position(self) -> list[float]:
         """Share of drafting passes that accepted the draft at position 1, 2, ..."""
-        counts = self.acceptance
-        return (
-            [count / counts.drafting_passes for count in counts.accepted_by_position] if counts.drafting_passes else []
-        )
+        return self.acceptance.shares_by_position
 
     @property
     def pooled_values(self) -> list[float]:

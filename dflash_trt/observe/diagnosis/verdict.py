@@ -32,7 +32,7 @@ def judged(
 ) -> Verdict:
     """All checks; `healthy`: groups of the baseline by name, `hits`: tokens that the prefix cache brought."""
     kind, short = runtime.kind, probed.short
-    checks = Checks(runtime)
+    checks = Checks(kind)
     seen = not_seen(kind, short, probed.unreadable, probed.how)
     checks.unmeasured += seen
     unseen = seen[0].figure if seen else ""
@@ -83,7 +83,7 @@ def _acceptance(
     published = published_tau(runtime, length)
     found = [] if unseen else low_acceptance(kind, short, baseline, expected_tau, published, length)
     if not (found or unseen):
-        found = [*rejected_requests(kind, short), *cliff(kind, short)]
+        found = [*rejected_requests(kind, short), *cliff(kind, short.acceptance)]
     missing, against = unseen, ""
     doubt = [] if found or unseen else in_doubt(kind, short, baseline, expected_tau, published)
     if doubt:

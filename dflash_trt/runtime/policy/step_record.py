@@ -12,7 +12,7 @@ class BlockRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Outcome of one request's block."""
 
     proposed: int
-    """Drafts that were verified."""
+    """Drafts that were verified; none of the tokens that a grammar forced."""
     accepted: int
     temperature: float
     drawn: bool | None

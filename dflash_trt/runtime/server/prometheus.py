@@ -27,6 +27,7 @@ COUNTERS = {
     "vllm:spec_decode_num_drafts": ("acceptance.drafting_passes", "Number of spec decoding drafts."),
     "vllm:spec_decode_num_draft_tokens": ("acceptance.proposed", "Number of draft tokens."),
     "vllm:spec_decode_num_accepted_tokens": ("acceptance.accepted", "Number of accepted tokens."),
+    "dflash:structured_output_forced_tokens": ("acceptance.forced", "Number of tokens that a grammar forced."),
     "vllm:prefix_cache_queries": (
         "prefix_cache_queries",
         "Prefix cache queries, in terms of number of queried tokens.",

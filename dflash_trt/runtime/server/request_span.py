@@ -76,7 +76,7 @@ class RequestSpan(AbstractContextManager["RequestSpan", None]):
         queue, ttft, seconds = completion.queue_seconds or 0.0, completion.ttft_seconds, completion.seconds
         steps: dict[str, int | None] = {"output_tokens": len(completion.token_ids)}
         if (acceptance := completion.acceptance) is not None:
-            steps |= {"steps": acceptance.passes, "draft_tokens": acceptance.proposed}
+            steps |= {"steps": acceptance.all_passes, "draft_tokens": acceptance.proposed}
             steps["accepted_tokens"] = acceptance.accepted
         self._child("queue", index, completion.arrived, 0.0, queue)
         if ttft is not None:

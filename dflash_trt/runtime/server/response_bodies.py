@@ -48,6 +48,8 @@ class DecodingStep(Struct, kw_only=True):
     """One step: proposed, accepted and emitted tokens."""
 
     is_prefill: bool = False
+    is_forced: bool = False
+    """Whether a grammar forced the proposals."""
     proposals: list[StepToken]
     num_accepted: int
     tokens: list[StepToken]

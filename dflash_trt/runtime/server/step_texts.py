@@ -45,7 +45,7 @@ class StepTexts:
         tokens = self._emit(step.token_ids)
         proposals = [StepToken(token.id, token.text) for token in tokens[: step.accepted]]
         proposals += self._decode_rejected(prefix, step.proposals[step.accepted :])
-        return DecodingStep(proposals=proposals, num_accepted=step.accepted, tokens=tokens)
+        return DecodingStep(is_forced=step.is_forced, proposals=proposals, num_accepted=step.accepted, tokens=tokens)
 
     def _emit(self, token_ids: Sequence[int]) -> list[StepToken]:
         self._token_ids += token_ids

@@ -240,12 +240,13 @@ def matmul_of_three_axes(g: Graph) -> None:
     g.before(user, list(user.input).index(add.output[0]), "Reshape").input.append(g.node("Reshape").input[1])
 
 
-def scale_dtype(g: Graph) -> None:
-    g.replace(g.maker(g.node("layers.0.mlp/Gemm_1").input[1]).input[1], TensorProto.FLOAT, [1.0])
+def dequantised_to_float(g: Graph) -> None:
+    (attribute,) = g.maker(g.node("layers.0.mlp/Gemm_1").input[1]).attribute
+    attribute.i = TensorProto.FLOAT
 
 
 def scale_of_zero(g: Graph) -> None:
-    g.replace(g.maker(g.node("layers.0.mlp/Gemm_1").input[0]).input[1], TensorProto.BFLOAT16, [0.0])
+    g.replace(g.maker(g.node("layers.0.mlp/Gemm_1").input[0]).input[1], TensorProto.FLOAT, [0.0])
 
 
 def block_scales_of_32(g: Graph) -> None:
@@ -311,7 +312,7 @@ def another_version(g: Graph) -> None:
 
 Plant = Callable[[Graph], None]
 PLANTED: list[tuple[str, str, Plant, str]] = [
-    ("fp8", "draft", scale_dtype, "layers.0.mlp/Gemm_1: IMatrixMultiply"),
+    ("fp8", "draft", dequantised_to_float, "layers.0.mlp/Gemm_1: IMatrixMultiply"),
     ("fp8", "draft", scale_of_zero, "Scale coefficients must all be positive"),
     ("nvfp4", "draft", block_scales_of_32, "importInitializers"),
     ("nvfp4", "draft", codes_as_bytes, "importInitializers"),

@@ -96,9 +96,9 @@ def test_the_figure_that_is_printed_is_judged() -> None:
 def test_a_cliff_between_positions() -> None:
     rates = (0.9, 0.75, 0.6, 0.5, 0.0, 0.0, 0.0)
     short = requests([(20, [round(20 * rate) for rate in rates])] * 16)
-    (finding,) = cliff("vllm", short)
+    (finding,) = cliff("vllm", short.acceptance)
     assert finding.figure == "position 4 accepts 160 drafts in 320 passes, the next 0"
-    assert cliff("vllm", requests([(20, (18, 15, 12, 10, 8, 6, 5))] * 16)) == []
-    assert cliff("vllm", requests([(20, (18, 3, 1, 0, 0, 0, 0))] * 16)) == []  # steep, and no cliff
+    assert cliff("vllm", requests([(20, (18, 15, 12, 10, 8, 6, 5))] * 16).acceptance) == []
+    assert cliff("vllm", requests([(20, (18, 3, 1, 0, 0, 0, 0))] * 16).acceptance) == []  # steep, and no cliff
     shorter = requests([(20, (18, 15, 12, 10))] * 16)
-    assert cliff("vllm", shorter) == []
+    assert cliff("vllm", shorter.acceptance) == []

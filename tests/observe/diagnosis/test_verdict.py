@@ -35,8 +35,11 @@ from dflash_trt.observe.diagnosis.verdict import judged
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
+from dflash_trt.observe.traffic.judge_traffic import judge
 from tests.observe.diagnosis.look_alikes import HEALTHY, LookAlike, running
 from tests.observe.diagnosis.samples import group, sample
+from tests.observe.traffic.pages import Engine
+from tests.observe.traffic.test_traffic import traffic
 from tests.paths import REPOSITORY
 
 PAIR = "Qwen/Qwen3-8B"
@@ -64,7 +67,7 @@ def test_a_healthy_server_is_compared_with_its_published_figure(kind: str) -> No
     (acceptance, *_) = found.checks
     assert acceptance.verdict == "fine"
     assert "against the published 5.17 (GPQA, thinking) to 8.01 for 15 drafts with Qwen/Qwen3-8B" in acceptance.figure
-    assert conclusion(found) == "nothing wrong in 4 of 6 checks; not measured: lossless, speed"
+    assert conclusion(found.checks, found.findings) == "nothing wrong in 4 of 6 checks; not measured: lossless, speed"
 
 
 @pytest.mark.parametrize("kind", ["tensorrt-llm", *(pytest.param(kind, marks=pytest.mark.full) for kind in KINDS[:2])])
@@ -323,6 +326,9 @@ def test_every_cause_is_named_by_some_fault() -> None:
         *slow_drafts(kind, speeds(0.5)), *prefix_hits(kind, short, 0),
         *drafting_notes(kind, short, group("one", 0.05), group("two", 0.2), (short, group("off", 0.1))),
     ]  # fmt: skip
+    for engine in (Engine(preemptions=3), Engine(passes=0)):
+        verdict = judge("vllm", traffic("vllm", engine), None, None)
+        found += [*verdict.notes, *verdict.unmeasured]
     assert {cause.name for finding in found for cause in finding.causes} == cause_entries().keys()
 
 

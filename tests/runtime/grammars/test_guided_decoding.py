@@ -16,6 +16,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
@@ -96,7 +97,7 @@ def test_a_grammar_of_any_text_changes_nothing(session: Session) -> None:
 
 
 def test_forced_tokens_need_no_drafter(session: Session) -> None:
-    """They are drafts that are all accepted, and the text stays that of plain decoding."""
+    """They are all accepted, count as no drafts, and the text stays that of plain decoding."""
     schema = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
     compact = Grammar(kind="json_schema", text=json.dumps(schema))
     drafted, plain = (answers(session, length, structured_outputs=compact) for length in (None, 0))
@@ -110,10 +111,16 @@ def test_forced_tokens_need_no_drafter(session: Session) -> None:
         decoder.step()
         if forced and len(request.steps) > num_steps:
             step = request.steps[-1]
+            assert step.is_forced
             assert [*step.proposals] == forced[: len(step.proposals)]
             assert step.accepted == min(len(step.proposals), len(step.token_ids))
             num_forced += len(step.proposals)
     assert num_forced > 5
+    found, total = Acceptance.of(request.steps), decoder.metrics().acceptance
+    assert found == total
+    assert found.forced == sum(step.accepted for step in request.steps if step.is_forced) > 5
+    assert found.proposed == sum(step.proposed for step in request.steps if not step.is_forced)
+    assert found.all_passes == len(request.steps)
 
 
 def test_rows_of_a_block(session: Session) -> None:

@@ -98,7 +98,8 @@ def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bo
     answer = live.llm.generate(STACK, SamplingParams(max_tokens=32, **settings))[0]
     body = {"prompt": STACK, "max_tokens": 32, "return_steps": True, **settings}
     steps = steps_of(live.events(**body) if stream else [live.complete(**body)])
-    assert steps[0] == {"is_prefill": True, "proposals": [], "num_accepted": 0, "tokens": steps[0]["tokens"]}
+    assert steps[0]["is_prefill"]
+    assert not steps[0]["proposals"]
     passes = steps[1:]
     assert not any(step["is_prefill"] for step in passes)
     assert [token["id"] for step in steps for token in step["tokens"]] == answer.token_ids

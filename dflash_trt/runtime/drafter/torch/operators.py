@@ -191,16 +191,20 @@ def quantize(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
 
 @operator("DequantizeLinear")
 def dequantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, axis: int = 1, block_size: int = 0
-) -> Tensor:
-    """Codes times scales, in their dtype: one for all, one for each of `axis`, or one for a block along it."""
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, axis: int = 1, block_size: int = 0,
+    output_dtype: int = TensorProto.UNDEFINED,
+) -> Tensor:  # fmt: skip
+    """Codes times scales: one for all, one for each of `axis`, or one for a block along it.
+
+    The output's dtype is that of the scales unless `output_dtype` names one.
+    """
     axis %= x.dim()
     values = x.float() if zero_point is None else x.float() - zero_point.float()
     if block_size:
         scale = scale.repeat_interleave(block_size, axis)
     elif scale.dim() == 1:
         scale = scale.reshape([-1 if d == axis else 1 for d in range(x.dim())])
-    return (values * scale.float()).to(scale.dtype)
+    return (values * scale.float()).to(TORCH_TYPES[output_dtype] if output_dtype else scale.dtype)
 
 
 @operator("TRT_FP4DynamicQuantize")

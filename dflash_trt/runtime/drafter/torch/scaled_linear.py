@@ -44,7 +44,7 @@ def biased_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
 
 
 def fp8_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
-    """Gemm of the output of QuantizeLinear or of the attention node with an FP8 matrix, one scale each."""
+    """Gemm of the output of QuantizeLinear or of the attention node with an FP8 matrix, one FLOAT scale each."""
     if node.op_type != "Gemm":
         return None
     x, weight = (graph.producer(name, "DequantizeLinear") for name in node.inputs[:2])
@@ -54,11 +54,10 @@ def fp8_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
     codes, scales = graph.constants.get(weight.inputs[0]), (x.inputs[1], weight.inputs[1])
     if codes is None or codes.dtype != torch.float8_e4m3fn or any(extent % 16 for extent in codes.shape):
         return None
-    if any(scale not in graph.constants or graph.constants[scale].numel() != 1 for scale in scales):
+    values = [graph.constants.get(scale) for scale in scales]
+    if any(value is None or value.numel() != 1 or value.dtype != torch.float32 for value in values):
         return None
-    widened = [Call(Tensor.float, (scale,), (f"{scale}/float",)) for scale in scales]
-    inputs = (x.inputs[0], weight.inputs[0], *(f"{scale}/float" for scale in scales))
-    return [*widened, Call(fp8_product, inputs, node.outputs)]
+    return [Call(fp8_product, (x.inputs[0], weight.inputs[0], *scales), node.outputs)]
 
 
 def fp8_product(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Tensor:

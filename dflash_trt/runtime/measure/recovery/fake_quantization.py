@@ -29,7 +29,7 @@ def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float | None) 
         return _int4(weight)
     if algorithm == FP8:
         quotients = (weight.float() / _scalar(scale, weight)).to(weight.dtype).float()
-        return _e4m3(quotients) * _bfloat16(scale)
+        return _e4m3(quotients) * scale
     blocks = weight.float().view(len(weight), -1, BLOCK)
     scale_2 = _scalar(scale, weight)
     ratios = blocks.abs().amax(-1, keepdim=True) / (E2M1_MAX * scale_2)
@@ -75,8 +75,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
-    rounded = _bfloat16(scale)  # in the graphs' type
-    return _e4m3(x.detach() / _scalar(rounded, x)) * rounded
+    return _e4m3(x.detach() / _scalar(scale, x)) * scale
 
 
 def _nvfp4(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -102,10 +101,6 @@ def _e2m1(x: torch.Tensor) -> torch.Tensor:
 def _scalar(scale: float, x: torch.Tensor) -> torch.Tensor:
     """`scale` beside x: by a Python number, CUDA would multiply with the reciprocal instead of dividing."""
     return torch.tensor(scale, dtype=torch.float32, device=x.device)
-
-
-def _bfloat16(scale: float) -> float:
-    return torch.tensor(scale).bfloat16().item()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

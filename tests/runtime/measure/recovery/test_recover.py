@@ -58,8 +58,7 @@ def packed_nvfp4(x: torch.Tensor, scale: np.float32) -> torch.Tensor:
 def packed_fp8(x: torch.Tensor, scale: np.float32) -> torch.Tensor:
     codes = np.empty(x.shape, np.uint8)
     _C.pack_fp8(bits(x), float(scale), codes, threads=1)
-    # The graphs hold FP8's scales in BF16.
-    return torch.from_numpy(unpacked_fp8(codes, torch.tensor(scale).bfloat16().item()))
+    return torch.from_numpy(unpacked_fp8(codes, float(scale)))
 
 
 def packed_int4(x: torch.Tensor, _scale: np.float32) -> torch.Tensor:
@@ -94,8 +93,8 @@ def test_activations_are_rounded_as_weights_are(amax: float) -> None:
     assert 0.2 < clear.float().mean() < 1
     assert torch.equal(found[clear], expected[clear])
     assert not found[ratios < 2.0**-11].any()
-    rounded = torch.tensor(scale_of("FP8", amax)).bfloat16().float()
-    fp8 = (x / rounded).clamp(-448, 448).to(torch.float8_e4m3fn).float() * rounded
+    fp8_scale = torch.tensor(scale_of("FP8", amax))
+    fp8 = (x / fp8_scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * fp8_scale
     assert torch.equal(quantised_input(x, "FP8", float(scale_of("FP8", amax))), fp8)
     assert torch.equal(quantised_rows(x, float(scale_of("FP8", amax))), fp8)
 
