@@ -77,12 +77,13 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
     """Applies the head to the proposing rows of hidden [B, S, H]: the best token of each, or candidates."""
     spec = draft.spec
-    K, H = spec.num_draft_tokens, spec.hidden_size
+    K, H, V = spec.num_draft_tokens, spec.hidden_size, spec.draft_vocab_size
+    assert V is not None
     with g.scope(HEAD):
         rows = hidden
         if skipped := spec.first_proposing_row:
             _, rows = g.split(g.reshape(hidden, [-1, spec.block_size * H]), [skipped * H, K * H])
-        logits = g.reshape(linear(g, g.reshape(rows, [-1, H]), HEAD), [-1, K, spec.draft_vocab_size])
+        logits = g.reshape(linear(g, g.reshape(rows, [-1, H]), HEAD), [-1, K, V])
         logits = g.op("Cast", logits, to=TensorProto.FLOAT)  # a Reshape after the search would cost a kernel
         if (k := spec.num_candidates) is None:
             best = _target_ids(g, g.op("ArgMax", logits, axis=-1, keepdims=0), draft)

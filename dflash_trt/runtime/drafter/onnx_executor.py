@@ -18,7 +18,11 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 
-NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32, torch.int64: np.int64}
+NUMPY_TYPES: dict[torch.dtype, type[np.generic]] = {
+    torch.float32: np.float32,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
 TOKEN_IDS = {"token_ids": torch.int32, "candidate_ids": torch.int64}
 """Outputs of integers; all others are FLOAT."""
 MAX_SIZES = 512
