@@ -12,7 +12,7 @@ CORES  := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 7 ? co
 JOBS   ?= $(shell echo $$(($(CORES) + 1)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-gpu bench-run bench-report count-kernel kernel-phases wheels clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-gpu bench-run bench-report count-kernel kernel-phases findings wheels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -136,6 +136,9 @@ count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; ne
 
 kernel-phases: $(TOOLS)  ## clock cycles of each phase of the attention kernel; needs nvcc and an H100 or H200
 	$(BIN)/python tools/kernel_phases.py
+
+findings:  ## does other software still surprise as it did? See findings/README.md; minutes; ONLY=NAME
+	$(PYTHON) tools/findings.py $(ONLY)
 
 WHEELS := .venv-wheels
 wheels:  ## wheels for Python 3.11 and later on x86_64 and aarch64 Linux in dist/, compiled by zig; needs no container

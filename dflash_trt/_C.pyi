@@ -224,7 +224,7 @@ def pack_fp8(weights: _Weights, scale: float, out: NDArray[np.uint8], threads: i
 
         out = e4m3(dtype(float32(w) / scale))        dtype: the weights' own
 
-    Rounds to nearest even, twice as modelopt 0.47 does, and saturates at +-448.
+    Rounds to nearest even, twice as modelopt 0.47 does, and saturates at +-448. Weights in float32 are rounded once.
 
     Raises ValueError for another shape of out or a scale that is not positive and finite (float32), and
     NonFiniteError, after which out holds anything; TypeError where an array would have to be copied.

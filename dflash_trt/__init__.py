@@ -20,7 +20,7 @@ __all__ = [
     "LLM", "Chunk", "Completion", "DFlashError", "RequestError", "SamplingParams", "__version__", "spec_generate",
 ]  # fmt: skip
 
-# Before onnxruntime is imported: its wheel (1.32) records events in a database under ~/.cache otherwise.
+# Before onnxruntime is imported: findings/onnxruntime_import_writes_a_device_id.sh
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {

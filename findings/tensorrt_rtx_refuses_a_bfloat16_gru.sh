@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# TensorRT-RTX 1.7.1.116: the parser refuses ONNX's GRU in BF16, although it takes LSTM and RNN in BF16, and GRU in FP16.
+# TensorRT-RTX 1.7.1.116: the parser refuses ONNX's GRU in BF16; it takes LSTM and RNN in BF16, and GRU in FP16.
 #
 # The parser expands a GRU into elementwise layers and computes 1 - z with a constant of its own. In BF16 that constant
 # is FLOAT, so the expansion breaks the rule of strongly typed networks that both inputs have one type. A drafter with

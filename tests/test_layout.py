@@ -5,7 +5,6 @@ import ast
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -93,17 +92,6 @@ def test_every_cpp_source_is_built(room: str) -> None:
 
 def test_build_configs_are_data() -> None:
     assert [name for name in below("build_configs") if not name.endswith((".yaml", ".md", ".gitkeep"))] == []
-
-
-@pytest.mark.parametrize("script", below("findings"))
-def test_a_finding_stands_alone(script: str) -> None:
-    """Installs pinned packages in a folder of its own, and runs them without dflash-trt."""
-    text = (REPOSITORY / script).read_text()
-    assert "set -euo pipefail" in text
-    assert "mktemp -d" in text
-    assert re.search(r"pip\" install .*?==\d", text, re.DOTALL)
-    assert "dflash" not in text
-    subprocess.run([Path(sys.executable).with_name("shellcheck"), REPOSITORY / script], check=True)
 
 
 def test_every_source_names_its_licence() -> None:

@@ -21,7 +21,7 @@ from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
 from dflash_trt.errors import CheckpointError, human_bytes, shown
 
 Floats = NDArray[np.float32]
-MLX_BITS = (4, 8)
+MLX_BITS = (4, 8)  # affine; nvfp4: findings/mlx_nvfp4_without_a_global_scale_loses_small_weights.sh
 SERVED = "mlx-lm serves this draft; for dflash-trt give the checkpoint that it was quantised from"
 
 

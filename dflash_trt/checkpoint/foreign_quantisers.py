@@ -29,7 +29,7 @@ ALGORITHMS = {
     "FP8_PER_CHANNEL_PER_TOKEN": ("FP8 with a scale for each row", "vLLM serves"),
     "FP8_PB_WO": ("FP8 in blocks", "vLLM serves"),
     "MXFP4": ("MXFP4", UNKNOWN),
-    "MXFP8": ("MXFP8", "vLLM serves"),
+    "MXFP8": ("MXFP8", "vLLM serves"),  # not here: findings/tensorrt_rtx_multiplies_mxfp8_in_bfloat16.sh
     "NVFP4_AWQ": ("NVFP4 with AWQ's pre_quant_scale", "TensorRT-LLM serves"),
     "NVFP4_SVD": ("NVFP4 with SVDQuant's low-rank part", UNKNOWN),
     "W4A8_AWQ": ("INT4 weights with FP8 activations", "TensorRT-LLM serves"),

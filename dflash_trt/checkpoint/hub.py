@@ -41,10 +41,8 @@ def fetch_configuration(repository: str, revision: str | None = None) -> Path:
 
 
 def _cached_snapshot(repository: str, revision: str | None) -> Path | None:
-    """The snapshot of the cache that has config.json, complete or not; None without one.
-
-    huggingface_hub 2.4 refuses a snapshot offline that lacks a file of the asked patterns, also where nothing needs it.
-    """
+    """The snapshot of the cache that has config.json, complete or not; None without one."""
+    # The hub's client wants all files: findings/huggingface_hub_offline_snapshot_wants_the_same_patterns.sh
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(repository, "config.json", revision=revision)

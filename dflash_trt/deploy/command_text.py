@@ -9,6 +9,7 @@ from typing import Any
 
 from dflash_trt.files.command import argument, command_line
 
+# Flags, not a file for vLLM's --config: findings/vllm_serve_drops_false_of_its_config_file.sh
 COMMANDS = {"vllm": ("vllm", "serve"), "sglang": ("python", "-m", "sglang.launch_server")}
 """Programs that start a server."""
 POSITIONAL = {"vllm": "model_tag"}

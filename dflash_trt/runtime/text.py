@@ -72,7 +72,7 @@ class TextStream:
     def _decode(self, token: int) -> str | None:
         try:
             return self._decoder.step(self._tokenizer.backend_tokenizer, token)
-        except Exception:  # tokenizers 0.23 has no other type; where broken bytes change the text decoded before them
+        except Exception:  # findings/tokenizers_decode_stream_raises_after_a_broken_byte.sh; it has no other type
             self._decoder = _decode_stream()
             return self._decoder.step(self._tokenizer.backend_tokenizer, token)
 

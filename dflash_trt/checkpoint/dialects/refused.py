@@ -112,6 +112,7 @@ REFUSED = (
         "on another backbone than Qwen3, or without the key markov_rank",
         "vLLM and SGLang serve it",
     ),
+    # TensorRT-RTX takes no GRU in BF16: findings/tensorrt_rtx_refuses_a_bfloat16_gru.sh
     refusal(
         "Domino",
         named("domino", "gru_hidden_dim", "pure_draft_prefix_len"),

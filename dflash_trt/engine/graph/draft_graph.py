@@ -89,6 +89,7 @@ def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
             best = _target_ids(g, g.op("ArgMax", logits, axis=-1, keepdims=0), draft)
             g.renamed_output(g.op("Cast", best, to=TensorProto.INT32), "token_ids")
             return
+        # Up to k = 20 on many blocks of the GPU: findings/tensorrt_rtx_splits_a_row_of_topk_up_to_20.sh
         top, best = g.ops("TopK", (logits, g.constant([k])), num_outputs=2, axis=-1)
         g.renamed_output(_target_ids(g, best, draft), "candidate_ids")
         values = _final_logits(g, top, spec) if spec.lilicorr is None else _log_probs(g, top, logits)
@@ -111,7 +112,8 @@ def _final_logits(g: GraphBuilder, logits: str, spec: DraftSpec) -> str:
 
 
 def _log_probs(g: GraphBuilder, top: str, logits: str) -> str:
-    """log softmax(logits) of `top` in FLOAT, without its cap: LogSoftmax, as TensorRT computes it, underflows."""
+    """log softmax(logits) of `top` in FLOAT, without its cap."""
+    # LogSoftmax would underflow: findings/tensorrt_rtx_log_softmax_is_the_log_of_a_softmax.sh
     return g.op("Sub", top, g.op("ReduceLogSumExp", logits, g.constant([-1]), keepdims=1))
 
 

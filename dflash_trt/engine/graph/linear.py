@@ -71,6 +71,7 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bo
             weight = g.stacked(weights)
         case number_formats.FP8:
             x = _fp8_activation(g, x, _input_scale(g, modules), is_quantized=is_quantized)
+            # One scale: findings/tensorrt_rtx_scales_fp8_channels_after_the_gemm.sh
             scale = g.constant(read_scale(g.weights[f"{modules[0]}.weight_scale"]))
             weight = g.op("DequantizeLinear", g.stored(weights), scale, output_dtype=COMPUTE)
         case number_formats.INT4:

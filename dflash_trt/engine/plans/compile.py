@@ -81,7 +81,7 @@ def build_plan(
 
 
 def _choose_gpus(trt: Any, config: Any, compute_capabilities: Sequence[str]) -> None:
-    """Without a list, plans would be for any GPU, with FP4 even for GPUs that lack it."""
+    # Never without a list: findings/tensorrt_rtx_builds_fp4_for_gpus_without_it.sh
     config.num_compute_capabilities = len(compute_capabilities)
     for index, capability in enumerate(compute_capabilities):
         config.set_compute_capability(getattr(trt.ComputeCapability, sm_name(capability).upper()), index)

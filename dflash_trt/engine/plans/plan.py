@@ -24,6 +24,7 @@ GRAPHS = ("context", "draft")
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
 MOST_PAGES = MAX_CONTEXT // PAGE_SIZES[0]
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
+# Ranges, not fixed shapes: findings/tensorrt_rtx_holds_the_weights_of_fixed_shapes_twice.sh
 RTX_PROFILES = 4  # TensorRT-RTX compiles the kernels of each on the GPU, at the first start
 
 

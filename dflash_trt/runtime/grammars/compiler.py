@@ -56,7 +56,7 @@ class GrammarCompiler:
             raise RequestError(
                 "structured_outputs: the package llguidance is not installed", hint="pip install 'dflash-trt[serve]'"
             ) from None
-        self._tokenizer, self._special_tokens = read_vocabulary(tokenizer, vocab_size, end_ids)
+        self._tokenizer, self._special_tokens, self._visible = read_vocabulary(tokenizer, vocab_size, end_ids)
         self._new_matcher = llguidance.LLMatcher
         self._limits = llguidance.LLParserLimits(**LIMITS)
         self._vocab_size = vocab_size
@@ -101,7 +101,8 @@ class GrammarCompiler:
         if grammar.kind == "json_schema":
             return str(self._new_matcher.grammar_from_json_schema(checked_schema(_object(grammar), field)))
         if grammar.kind == "structural_tag":
-            return structural_tag_to_lark(_object(grammar), self._special_tokens, self._vocab_size, field)
+            tag, special = _object(grammar), self._special_tokens
+            return structural_tag_to_lark(tag, special, self._visible, self._vocab_size, field)
         if grammar.kind == "grammar":
             return str(self._new_matcher.grammar_from_lark(grammar_to_lark(grammar.text, self._special_tokens, field)))
         to_lark = regex_to_lark if grammar.kind == "regex" else choice_to_lark

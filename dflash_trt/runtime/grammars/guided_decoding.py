@@ -31,6 +31,7 @@ class GuidedDecoding:
         RequestError for a grammar that takes too much work.
         """
         # An end token is a step of llguidance 1.9.1 only where the text could go on, so none is ever consumed.
+        # No refused draft is consumed either: findings/llguidance_refused_token_ends_the_matcher.sh
         drafts = list(takewhile(lambda token: token not in self._end_ids, proposals))
         num_valid = self._matcher.validate_tokens(drafts) if drafts else 0
         self._mask.apply(self._matcher, logits[0])

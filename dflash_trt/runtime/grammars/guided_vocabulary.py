@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 def read_vocabulary(
     tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_ids: Collection[int]
-) -> tuple[Any, dict[str, int]]:
-    """The llguidance.LLTokenizer of a fast tokenizer, and the ids of its special tokens by text.
+) -> tuple[Any, dict[str, int], set[str]]:
+    """The llguidance.LLTokenizer of a fast tokenizer, ids of its special tokens by text, and the visible of these.
 
     llguidance 1.9.1 tokenises text that a grammar forces, and takes the name of a special token in it for that token,
     so an answer that had to be "<|endoftext|>" ended without any text. Here special tokens have names that no text
-    contains, and grammars write them as ids. As in llguidance, added tokens in angle brackets are special.
+    contains, and grammars write them as ids. As in llguidance, added tokens in angle brackets are special; those that
+    the tokenizer does not call special are visible in an answer's text.
 
     Raises RequestError for a tokenizer that cannot be read.
     """
@@ -34,8 +35,11 @@ def read_vocabulary(
             for added in document["added_tokens"]
             if added["special"] or (added["content"].startswith("<") and added["content"].endswith(">"))
         }
+        hidden = {added["content"] for added in document["added_tokens"] if added["special"] or added["id"] in end_ids}
         _rename(document, {name: f"{secrets.token_hex(16)}-{token}" for name, token in special.items()})
-        return llguidance.LLTokenizer(json.dumps(document), n_vocab=vocab_size, eos_token=sorted(end_ids)), special
+        visible = {text for text in special if text not in hidden}
+        read = llguidance.LLTokenizer(json.dumps(document), n_vocab=vocab_size, eos_token=sorted(end_ids))
+        return read, special, visible
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         problem = cut(str(error))
         raise RequestError(f"structured_outputs: the target's tokenizer is no fast tokenizer: {problem}") from None

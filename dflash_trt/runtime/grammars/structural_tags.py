@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Structural tags, in the JSON that vLLM took over from xgrammar, as llguidance's Lark.
 
-Special tokens in their texts are the tokens themselves: the same text in letters does not match. Free text has none.
+Special tokens in their texts are the tokens themselves: the same text in letters does not match. Free text has none,
+except around triggered tags, where it may have those that are visible in an answer, as <think>.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from dflash_trt.errors import RequestError, shown
@@ -16,24 +17,29 @@ from dflash_trt.runtime.grammars.json_schema import checked_schema
 from dflash_trt.runtime.grammars.lark import grammar_to_lark, regex_to_lark
 
 Json = dict[str, Any]
-FREE_TEXT = "/(?s:.*)/"
+FREE_TEXT, SOME_TEXT = "/(?s:.*)/", "/(?s:.+)/"
 MAX_REPEATS = 1000
 PLACE = "x-place"
 """Field of a json_schema in which errors name the schema, where the tag itself was not given by a user."""
 
 
-def structural_tag_to_lark(tag: Json, special_tokens: Mapping[str, int], vocab_size: int, field: str) -> str:
+def structural_tag_to_lark(
+    tag: Json, special_tokens: Mapping[str, int], visible: Collection[str], vocab_size: int, field: str
+) -> str:
     """llguidance's grammars for a structural tag.
 
-    `special_tokens` are ids by text. Raises RequestError with the JSON pointer of a part that is malformed or not
-    supported.
+    `special_tokens` are ids by text; the `visible` ones are not left out of an answer's text. Raises RequestError with
+    the JSON pointer of a part that is malformed or not supported.
     """
-    return _Writer(special_tokens, vocab_size, field).grammars(tag)
+    return _Writer(special_tokens, visible, vocab_size, field).grammars(tag)
 
 
 class _Writer:
-    def __init__(self, special_tokens: Mapping[str, int], vocab_size: int, field: str) -> None:
-        self._special_tokens, self._vocab_size, self._field = special_tokens, vocab_size, field
+    def __init__(
+        self, special_tokens: Mapping[str, int], visible: Collection[str], vocab_size: int, field: str
+    ) -> None:
+        self._special_tokens, self._visible = special_tokens, visible
+        self._vocab_size, self._field = vocab_size, field
         longest_first = sorted(map(re.escape, special_tokens), key=len, reverse=True)
         self._special_text = re.compile(f"({'|'.join(longest_first) or '(?!)'})")
         self._rules: list[str] = []
@@ -126,7 +132,23 @@ class _Writer:
         return self._subgrammar(grammar_to_lark(text, self._special_tokens, f"{self._field}: {pointer}/grammar"))
 
     def _any_text(self, form: Json, pointer: str) -> str:
-        return self._rule(FREE_TEXT)
+        return f"({self._free_text(self._excludes(form, pointer))})?"
+
+    def _excludes(self, form: Json, pointer: str) -> list[str]:
+        excludes = form.get("excludes") or []
+        if not isinstance(excludes, list) or not all(text and isinstance(text, str) for text in excludes):
+            raise self._refusal(f"{pointer}/excludes", f"is no list of texts, but {shown(excludes)}")
+        return excludes
+
+    def _free_text(self, excludes: Iterable[str]) -> str:
+        """Terminal of a text, not empty, in which none of `excludes` occurs.
+
+        A rule must not allow two of them in a row: split between both, an excluded text would match.
+        """
+        name = f"T{len(self._rules)}"
+        unwanted = " | ".join(json.dumps(text) for text in sorted({*excludes}))
+        self._rules.append(f"{name}: {SOME_TEXT}{f' & ~({FREE_TEXT} ({unwanted}) {FREE_TEXT})' if unwanted else ''}")
+        return name
 
     def _joined(self, form: Json, pointer: str, separator: str) -> str:
         elements = self._get(form, "elements", list, pointer)
@@ -153,7 +175,7 @@ class _Writer:
         start = self._text(begin[len(trigger) :]) if isinstance(begin, str) else self._end(begin, f"{pointer}/begin")
         if isinstance(content, dict) and content.get("type") == "any_text" and isinstance(form.get("end"), str):
             self._format(content, f"{pointer}/content")
-            return f"{start} {self._text_until(form['end'])}"
+            return f"{start} {self._text_until(form['end'], self._excludes(content, f'{pointer}/content'))}"
         body = self._format(content, f"{pointer}/content")
         ends = form.get("end")
         written = [self._end(end, f"{pointer}/end") for end in (ends if isinstance(ends, list) else [ends])]
@@ -166,12 +188,17 @@ class _Writer:
             return self._token(end.get("token"), pointer)
         raise self._refusal(pointer, f"is no text or token, but {shown(end)}")
 
-    def _text_until(self, text: str) -> str:
-        """Lark of free text up to and with the first place of a text."""
-        head, *rest = [part for part in self._special_text.split(text) if part] or [""]
+    def _text_until(self, text: str, excludes: Collection[str] = ()) -> str:
+        """Lark of free text without `excludes` up to and with the first place of a text."""
+        head = self._head(text)
         if head in self._special_tokens or not head:
-            return f"{self._rule(FREE_TEXT)} {self._text(text)}"
-        return f"{self._rule(f'{FREE_TEXT} {json.dumps(head)}', '[lazy]')} {self._text(''.join(rest))}"
+            return f"({self._free_text([*excludes, head] if head else excludes)})? {self._text(text)}"
+        before = f"({self._free_text(excludes)})?" if excludes else FREE_TEXT
+        return f"{self._rule(f'{before} {json.dumps(head)}', '[lazy]')} {self._text(text[len(head) :])}"
+
+    def _head(self, text: str) -> str:
+        """The special token that a text begins with, or its letters up to the first one."""
+        return next(filter(None, self._special_text.split(text)), "")
 
     def _triggered_tags(self, form: Json, pointer: str) -> str:
         triggers, by_trigger = self._get(form, "triggers", list, pointer), dict[str, list[str]]()
@@ -181,8 +208,15 @@ class _Writer:
             if len(matching) != 1:
                 raise self._refusal(f"{place}/begin", f"begins with {len(matching)} of the triggers; one is needed")
             by_trigger.setdefault(matching[0], []).append(self._tag(tag, place, matching[0]))
-        calls = [f"{self._text_until(trigger)} ({' | '.join(bodies)})" for trigger, bodies in by_trigger.items()]
-        return self._among_text(form, calls)
+        heads, excludes = {*map(self._head, by_trigger)}, self._excludes(form, pointer)
+        text, before = self._free_text([*excludes, *heads]), ""
+        if visible := [str(self._special_tokens[token]) for token in self._visible if token not in heads]:
+            before = f"({text}? <[{','.join(visible)}]>)*"
+        calls = [
+            f"{before} {self._text_until(trigger, [*excludes, *heads - {self._head(trigger)}])} ({' | '.join(bodies)})"
+            for trigger, bodies in by_trigger.items()
+        ]
+        return self._among_text(form, calls, f"{before} {text}?")
 
     def _token_triggered_tags(self, form: Json, pointer: str) -> str:
         calls = []
@@ -191,14 +225,14 @@ class _Writer:
             if begin.get("token") not in self._get(form, "trigger_tokens", list, pointer):
                 raise self._refusal(f"{place}/begin", "is none of the trigger_tokens")
             calls.append(f"{self._rule(FREE_TEXT)} {self._tag(tag, place)}")
-        return self._among_text(form, calls)
+        return self._among_text(form, calls, f"({self._free_text(())})?")
 
-    def _among_text(self, form: Json, calls: list[str]) -> str:
-        """Lark of tags with free text around them."""
+    def _among_text(self, form: Json, calls: list[str], text: str) -> str:
+        """Lark of tags, each after free text, and of the `text` without or after them."""
         call = self._rule(" | ".join(calls))
         if form.get("stop_after_first"):
-            return call if form.get("at_least_one") else f"({call} | {self._rule(FREE_TEXT)})"
-        return f"{call}{'+' if form.get('at_least_one') else '*'} {self._rule(FREE_TEXT)}"
+            return call if form.get("at_least_one") else f"({call} | {text})"
+        return f"{call}{'+' if form.get('at_least_one') else '*'} {text}"
 
     def _tags_with_separator(self, form: Json, pointer: str) -> str:
         separator = self._text(self._get(form, "separator", str, pointer))
@@ -213,7 +247,7 @@ FIELDS: dict[object, set[str]] = {
     "json_schema": {"type", "json_schema", "style", PLACE},
     "regex": {"type", "pattern"},
     "grammar": {"type", "grammar", "syntax"},
-    "any_text": {"type"},
+    "any_text": {"type", "excludes"},
     "token": {"type", "token"},
     "sequence": {"type", "elements"},
     "or": {"type", "elements"},
@@ -222,7 +256,7 @@ FIELDS: dict[object, set[str]] = {
     "plus": {"type", "content"},
     "repeat": {"type", "content", "min", "max"},
     "tag": {"type", "begin", "content", "end"},
-    "triggered_tags": {*TAGS, "triggers"},
+    "triggered_tags": {*TAGS, "triggers", "excludes"},
     "token_triggered_tags": {*TAGS, "trigger_tokens"},
     "tags_with_separator": {*TAGS, "separator"},
 }

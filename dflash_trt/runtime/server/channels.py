@@ -33,6 +33,7 @@ class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     channel: int
     message: int
+    end: int
     ends: frozenset[int]
 
     @classmethod
@@ -46,6 +47,7 @@ class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
             start=vocabulary["<|start|>"],
             channel=vocabulary["<|channel|>"],
             message=vocabulary["<|message|>"],
+            end=vocabulary["<|end|>"],
             ends=frozenset(ends),
         )
 

@@ -90,11 +90,11 @@ def parse_request(
     if chat is not None and (tools := read_tools(chat)) is not None:
         if tool_format is None:
             raise RequestError(
-                "tools: expected a chat template with tool calls of Hermes, Qwen3-Coder, GLM or harmony, found another"
+                "tools: the target's chat template writes no calls in the format of Hermes, Qwen3-Coder, GLM or harmony"
             )
         if grammar is not None:
             raise RequestError(f"{grammar.field}: expected none together with tools, found both")
-        grammar = call_grammar(tools, tool_format) if tools.required else None
+        grammar = call_grammar(tools, tool_format)
     has_logprobs, top_logprobs = _logprobs(body)
     return GenerationRequest(
         body=body,

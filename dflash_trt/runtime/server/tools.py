@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools that a chat may call: their definitions, and the grammar of a required call."""
+"""Tools that a chat may call: their definitions, and the grammar of calls that are required or strict."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dflash_trt.runtime.server.channels import ChannelTokens
 from dflash_trt.runtime.server.hermes import BEGIN, END
 from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
 from dflash_trt.runtime.server.tagged_calls import TAGS, TaggedFormat, tagged_format
+from dflash_trt.runtime.server.tagged_grammar import tagged_call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 NAME = r"[a-zA-Z0-9_-]{1,64}"
 """Names of functions, as in the OpenAI API."""
+AUTO: Json = {"type": "triggered_tags", "triggers": [BEGIN]}
+"""Free text, and calls in it."""
 ToolFormat = ChannelTokens | Literal["hermes"] | TaggedFormat
 """How a chat template writes calls: in harmony, with these control tokens, as Hermes does, or in its tags."""
 
@@ -73,48 +76,67 @@ def _name(definition: Json) -> str:
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise RequestError(f"tools: expected names of 1 to 64 letters, digits, _ and -, found {shown(name)}")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"tools: strict of {name} is neither true nor false, but {shown(function['strict'])}")
     if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
         raise RequestError(f"tools: expected parameters as the JSON schema of an object, found {shown(parameters)}")
     return name
 
 
-def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
-    """Grammar of an answer that calls at least one tool; RequestError for a format without one."""
-    if form in TAGS:
-        raise RequestError(
-            f"tool_choice: calls in {form}'s format cannot be required",
-            hint="use auto, which parses the target's calls",
-        )
+def call_grammar(tools: Tools, form: ToolFormat) -> Grammar | None:
+    """Grammar of an answer whose calls match their schemas: of all tools if one must be called, else of strict ones.
+
+    None where nothing is to be enforced. Raises RequestError for a schema that cannot be.
+    """
     functions = [definition["function"] for definition in tools.definitions]
-    names = [function["name"] for function in functions]
-    arguments = [
-        {
-            "type": "json_schema",
-            "json_schema": {"type": "object", **(function.get("parameters") or {})},
-            PLACE: f"parameters of {function['name']}",
-        }
-        for function in functions
+    if not tools.required and not any(function.get("strict") for function in functions):
+        return None
+    calls = [
+        _call(form, function, is_enforced=tools.required or bool(function.get("strict"))) for function in functions
     ]
     if isinstance(form, ChannelTokens):
-        calls = [_harmony_call(form, *call) for call in zip(names, arguments, strict=True)]
-        whole: Json = {"type": "or", "elements": calls}
+        one_call: Json = {"type": "or", "elements": calls}
+        whole = one_call if tools.required else _harmony_answer(form, one_call)
     else:
-        begins = [f'{BEGIN}\n{{"name": "{name}", "arguments": ' for name in names]
-        tags = [
-            {"type": "tag", "begin": begin, "content": schema, "end": f"}}\n{END}"}
-            for begin, schema in zip(begins, arguments, strict=True)
-        ]
-        whole = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-        whole["stop_after_first"] = not tools.parallel
+        whole = {"tags": calls, "at_least_one": tools.required, "stop_after_first": not tools.parallel}
+        whole |= {"type": "tags_with_separator", "separator": "\n"} if tools.required else AUTO
     tag = {"type": "structural_tag", "format": whole}
     return Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools")
 
 
-def _harmony_call(form: ChannelTokens, name: str, arguments: Json) -> Json:
-    """The message of one call, whose end also ends the answer."""
-    header = [
-        {"type": "token", "token": form.channel},
-        {"type": "const_string", "value": f"commentary to=functions.{name} json"},
-        {"type": "token", "token": form.message},
-    ]
-    return {"type": "sequence", "elements": [*header, arguments]}
+def _call(form: ToolFormat, function: Json, *, is_enforced: bool) -> Json:
+    """The tag of a function's call; its arguments are any object unless `is_enforced`."""
+    name, parameters = function["name"], (function.get("parameters") or {}) if is_enforced else None
+    if form in TAGS:
+        return tagged_call(form, name, parameters)
+    schema = {
+        "type": "json_schema",
+        "json_schema": {"type": "object", **(parameters or {})},
+        PLACE: f"parameters of {name}",
+    }
+    if isinstance(form, ChannelTokens):
+        return _harmony_message(form, _text(f"commentary to=functions.{name} json"), schema)
+    begin, end = f'{BEGIN}\n{{"name": "{name}", "arguments": ', f"}}\n{END}"
+    return {"type": "tag", "begin": begin, "content": schema, "end": end}
+
+
+def _harmony_answer(form: ChannelTokens, call: Json) -> Json:
+    """Text and messages of the channels, at the end maybe a `call`, whose end also ends the answer."""
+    text: Json = {"type": "any_text"}
+    message = _harmony_message(form, {**text, "excludes": ["to="]}, text)
+    between = [_token(form.end), _token(form.start), _text("assistant")]
+    messages: Json = {"type": "star", "content": {"type": "sequence", "elements": [message, *between]}}
+    last: Json = {"type": "or", "elements": [message, call]}
+    return {"type": "or", "elements": [text, {"type": "sequence", "elements": [text, messages, last]}]}
+
+
+def _harmony_message(form: ChannelTokens, header: Json, body: Json) -> Json:
+    return {"type": "sequence", "elements": [_token(form.channel), header, _token(form.message), body]}
+
+
+def _token(token: int) -> Json:
+    return {"type": "token", "token": token}
+
+
+def _text(value: str) -> Json:
+    return {"type": "const_string", "value": value}

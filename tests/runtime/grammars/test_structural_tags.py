@@ -30,6 +30,8 @@ FORMATS: list[tuple[dict[str, Any], str]] = [
     ({"type": "repeat", "content": WORD, "min": 1, "max": 2}, "([a-c]{2}){1,2}"),
     ({"type": "repeat", "content": WORD, "min": 2, "max": -1}, "([a-c]{2}){2,}"),
     ({"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "!"}, "<a>[^!]*!"),
+    ({"type": "any_text", "excludes": ["a", '"b']}, '((?!a|"b)[\\s\\S])*'),
+    ({"type": "tag", "begin": "<a>", "content": {"type": "any_text", "excludes": ["a"]}, "end": "!"}, "<a>[^!a]*!"),
     ({"type": "tags_with_separator", "tags": [TAG, OTHER], "separator": ", "}, f"(({CALL})(, ({CALL}))*)?"),
     ({"type": "tags_with_separator", "tags": [TAG], "separator": ",", "at_least_one": True,
      "stop_after_first": True}, CALL),
@@ -62,14 +64,15 @@ def test_the_older_form() -> None:
 
 def test_special_tokens_are_tokens() -> None:
     tag = {"type": "tag", "begin": "<|a|>x<|bc|>", "content": {"type": "token", "token": "<|a|>"}, "end": "<|b"}
-    lark = structural_tag_to_lark({"format": tag}, {"<|a|>": 7, "<|b": 8, "<|bc|>": 9}, 16, "a")
+    lark = structural_tag_to_lark({"format": tag}, {"<|a|>": 7, "<|b": 8, "<|bc|>": 9}, (), 16, "a")
     assert json.loads(lark)["grammars"][0]["lark_grammar"] == 'start: <[7]> "x" <[9]> <[7]> (<[8]>)'
 
 
 @pytest.mark.parametrize(
     ("form", "message"),
     [(None, "/format/type is none of const_string, "), ({"type": "dispatch"}, "/format/type is none of"),
-     ({"type": "any_text", "excludes": ["x"]}, "/format/excludes is not supported in any_text"),
+     ({"type": "any_text", "excludes": [5]}, "/format/excludes is no list of texts"),
+     ({"type": "any_text", "x": 1}, "/format/x is not supported in any_text"),
      ({**ONE, "style": "qwen_xml"}, "/format/style 'qwen_xml' is not supported"),
      ({**ONE, "any_order": True}, "/format/any_order"),
      ({"type": "json_schema", "json_schema": {"not": {}}}, "/format/json_schema/not cannot be enforced"),

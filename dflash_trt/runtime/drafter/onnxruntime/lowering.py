@@ -66,7 +66,8 @@ def _lowered(node: onnx.NodeProto, int4: set[str]) -> onnx.NodeProto:
     attributes = {attribute.name for attribute in node.attribute}
     match node.op_type:
         case "DequantizeLinear" if node.input[0] in int4:
-            operation = "DequantizePairs"  # ONNX Runtime has it as it stands, but would compute it in each pass
+            # Not as it stands: findings/onnxruntime_computes_int4_weights_with_int8_activations.sh
+            operation = "DequantizePairs"
         case "Cast" if node.input[0].endswith(".weight_scale"):  # INT4's FLOAT scales, COMPUTE to TensorRT
             return helper.make_node("Round", node.input, node.output, name=node.name, domain=DOMAIN)
         case "DequantizeLinear":
@@ -136,6 +137,7 @@ def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.Mod
     _widen(lowered.graph)
     _take_caches(lowered.graph)
     # onnxruntime 1.31 would infer shapes inside a function before its attributes are bound, and read them as 0.
+    # Attributes have no defaults: findings/onnx_inliner_drops_the_defaults_of_attributes.sh
     return onnx.inliner.inline_local_functions(lowered)
 
 

@@ -17,6 +17,7 @@ ACCEPT_RETRY_SECONDS = 0.5
 class Acceptor:
     """Closes the connection that has been idle longest to accept one beyond the limit; without an idle one, waits.
 
+    uvicorn's own limit counts idle ones: findings/uvicorn_limit_concurrency_of_one_serves_nothing.sh.
     asyncio's own (CPython 3.13) logs and retries BACKLOG times at once when file descriptors run out.
     """
 
