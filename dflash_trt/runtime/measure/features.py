@@ -129,7 +129,7 @@ def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, ha
 
 def checksum(tensor: torch.Tensor) -> int:
     """CRC-32 of the bytes of a tensor on the CPU."""
-    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 class FeatureFile:
