@@ -131,7 +131,7 @@ def _describe_target(target: TargetCheckpoint, name: str | None, output: Path) -
     config_sha256 = sha256(target.directory / "config.json")
     if is_local(name):
         return TargetSource(name=label_text(path_from(output, name)), revision=None, config_sha256=config_sha256)
-    revision = target.directory.name  # as the hub's cache names a snapshot
+    revision = target.directory.name  # the hub's cache names a snapshot by its revision
     return TargetSource(name=label_text(name), revision=revision, config_sha256=config_sha256)
 
 
