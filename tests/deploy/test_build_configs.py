@@ -132,7 +132,7 @@ def load(tmp_path: Path, text: str) -> object:
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies beside the file; other names, repository ids and recipes among them, stay as they are."""
+    """Names of what lies beside the file are; repository ids and recipes stay as they are."""
     for directory in ("models/target", "models/draft", "eagle3"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "own.yaml").touch()

@@ -305,7 +305,7 @@ def test_beyond_the_drafts_positions_decoding_goes_on(
     for _ in range(2):
         requests = [short_session.request(each, params) for each in given]
         assert [answer.token_ids for answer in run(decoder, requests)] == expected
-        drafted, position = [], length  # of the last token before each step
+        drafted, position = [], length  # where the last token stands before each step
         for step in requests[0].steps:
             drafted.append((position, len(step.proposals)))
             position += len(step.token_ids)
