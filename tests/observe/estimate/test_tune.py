@@ -253,7 +253,7 @@ def price_of(system: System) -> Price:
 
 
 def test_drafts_pay_above_the_break_even_share_and_not_below(tmp_path: Path) -> None:
-    """At some batch of the schedule if half as many more are accepted, at none if a tenth fewer."""
+    """At a share half above it drafts are faster at some batch of the schedule, a tenth below it at none."""
     tuning, file = tuned(MOE).tuning, tmp_path / "tuned.yaml"
     file.write_text(tuned(MOE).text)
     _, system = open_system(str(file), "trtllm", None, None)
