@@ -78,9 +78,12 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
     from dflash_trt.observe.bench.experiment import design
     from dflash_trt.observe.bench.load.aiperf_install import find_aiperf
+    from dflash_trt.observe.bench.prompts.hub_sets import HUB_SETS
     from dflash_trt.observe.bench.run_directory import sole_measurer
     from dflash_trt.observe.bench.sweep import Sweep
 
+    if settings["prompts"] in HUB_SETS and not dry_run:
+        find_aiperf(aiperf)  # before anything is downloaded
     experiment = design(**settings)
     if dry_run:
         print_experiment(experiment.run, as_json=as_json)

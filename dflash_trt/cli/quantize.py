@@ -29,6 +29,8 @@ from dflash_trt.cli.settings import runtime_options
 @recipe_option
 @target_option
 @calibration_option
+@click.option("--like-modelopt", is_flag=True,
+              help="Write Model Optimizer's bytes: FP8 quotients rounded to the weights' type.")  # fmt: skip
 @runtime_options("device")
 @force_option
 @json_option
@@ -39,6 +41,7 @@ def quantize(
     recipe: str,
     target: str | None,
     calibration: str,
+    like_modelopt: bool,
     device: str,
     force: bool,
     threads: int,
@@ -58,7 +61,9 @@ def quantize(
     loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration, device)
     from dflash_trt.quantize.convert import quantize_checkpoint
 
-    summary = quantize_checkpoint(checkpoint, loaded, output, ranges=ranges, force=force, threads=threads)
+    summary = quantize_checkpoint(
+        checkpoint, loaded, output, ranges=ranges, force=force, threads=threads, like_modelopt=like_modelopt
+    )
     print_written(
         "quantize", output, describe(summary), msgspec.structs.asdict(summary),
         next_step=build_command(output, target), as_json=as_json,

@@ -58,7 +58,7 @@ Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
               help="Port that the server binds.")  # fmt: skip
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
-              help="Argument of the runtime, or sbatch.OPTION=VALUE, over what is written; repeatable.")  # fmt: skip
+              help="Argument of the runtime, or sbatch. or kubernetes.OPTION=VALUE, over what is written.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="Print the deployments that come with dflash-trt, and stop.")
 @click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, except those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")

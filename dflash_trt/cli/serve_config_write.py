@@ -12,11 +12,12 @@ import msgspec
 
 from dflash_trt.cli.deployment_source import print_and_refuse, read_deployment
 from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.cluster import pod_options, slurm
 from dflash_trt.deploy.cluster.cluster_server import cluster_server, node_script
+from dflash_trt.deploy.cluster.cluster_settings import split_settings
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
-from dflash_trt.deploy.cluster.slurm import sbatch_script, split_settings
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
@@ -30,7 +31,7 @@ from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.write import new_file
 
-WRITERS = {"dynamo": dynamo_graph, "slurm": sbatch_script, "kubernetes": kubernetes_manifests}
+WRITERS = {"dynamo": dynamo_graph, "slurm": slurm.sbatch_script, "kubernetes": kubernetes_manifests}
 """Text of a cluster's server, by launcher."""
 
 
@@ -73,9 +74,12 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
     if request.source is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     deployment = read_deployment(request.source, request.target, request.draft, request.gpus, request.gpu_facts)
-    sbatch, settings = split_settings(request.settings)
-    if request.cluster != "slurm" and len(settings) < len(request.settings):
+    sbatch, settings = split_settings(request.settings, slurm.PREFIX)
+    pod, settings = split_settings(settings, pod_options.PREFIX)
+    if sbatch and request.cluster != "slurm":
         raise click.UsageError("--set sbatch.OPTION=VALUE is for --launcher slurm")
+    if pod and request.cluster not in ("kubernetes", "dynamo"):
+        raise click.UsageError("--set kubernetes.OPTION=VALUE is for --launcher kubernetes and dynamo runtimes")
     deployment = with_settings(deployment, request.runtime, settings)
     host = request.host if request.cluster in (None, "slurm") else "0.0.0.0"  # noqa: S104 - a pod's server
     rendered = render(deployment, request.runtime, request.method, host=host, port=request.port)
@@ -83,7 +87,7 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
     findings = judged(check(config), deployment.accepted_warnings, is_strict=request.is_strict)
     print_and_refuse(request.source, request.runtime, findings)
     if request.cluster is not None:
-        _write_cluster(request, request.cluster, rendered, schema.release, sbatch)
+        _write_cluster(request, request.cluster, rendered, schema.release, sbatch, pod)
         return
     if deployment.gpus.nodes > 1:
         rendered = _for_each_node(request.source, rendered)
@@ -98,7 +102,7 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
 
 
 def _write_cluster(
-    request: WriteRequest, cluster: str, rendered: Rendered, version: str, sbatch: dict[str, str]
+    request: WriteRequest, cluster: str, rendered: Rendered, version: str, sbatch: dict[str, str], pod: dict[str, str]
 ) -> None:
     image = request.image
     if cluster == "dynamo":
@@ -106,7 +110,10 @@ def _write_cluster(
     server = cluster_server(
         rendered, version=version, image=image, models=request.models or "/models", replicas=request.replicas or 1
     )
-    server = msgspec.structs.replace(server, sbatch=sbatch)
+    server = msgspec.structs.replace(
+        server, sbatch=slurm.sbatch_options(sbatch),
+        pod=pod_options.pod_options(pod, rendered.runtime, is_dynamo=cluster == "dynamo"),
+    )  # fmt: skip
     steps = partial(cluster_steps, server, str(request.source), launcher=cluster)
     _print_or_write(WRITERS[cluster](server), request.output, steps)
 

@@ -7,17 +7,18 @@ pages give --gpus and --ipc), and dgx-spark-playbooks @ 0db7c141 for several.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.deploy.cluster.cluster_server import IMAGES, ClusterServer
 from dflash_trt.deploy.cluster.dynamo_graph import FRONTEND, graph_name
 from dflash_trt.deploy.cluster.kubernetes import LEADER
+from dflash_trt.deploy.cluster.pod_options import PodOptions
 from dflash_trt.deploy.cluster.slurm import plans_srun
-from dflash_trt.deploy.cluster.template import Text, shell_text
+from dflash_trt.deploy.cluster.template import Manifest, Text, manifest, shell_text, yaml_text
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.deploy.weight_commands import DOWNLOAD, plans_command, weight_commands
@@ -28,6 +29,8 @@ from dflash_trt.files.write import OutputKind
 
 OWN_IMAGE = "dflash-trt:trtllm"
 """Image of docs/deploy/trtllm.Dockerfile, which engine mode needs."""
+PYTHON = "python:3.12-slim"
+"""Image of the Job that downloads weights."""
 TENSORRT = "11.4.0.106"
 """TensorRT of that image and of the extras `tensorrt` and `trtllm`; it runs no plans of another release."""
 SOURCE = "DFLASH_SOURCE"
@@ -61,7 +64,7 @@ def server_steps(rendered: Rendered, source: str, *, version: str, file: Path) -
     The container sees the directory where the steps are run, under its own path, and what else they name outside it.
     """
     deployment, runtime = rendered.deployment, rendered.runtime
-    weights, ask = _lines(weight_commands(deployment, source, runtime, rendered.method)), _ask(rendered.port)
+    weights, ask = _lines(weight_commands(deployment, source, runtime, rendered.method)), _ask(rendered.port, None)
     name = file_word(file)
     if deployment.gpus.nodes > 1:
         steps = shell_text(
@@ -127,7 +130,7 @@ def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Pa
     rendered, models = server.rendered, server.models
     weights = list(weight_commands(rendered.deployment, source, rendered.runtime, rendered.method))
     plans = plans_command(rendered.deployment, rendered.runtime, rendered.method)
-    file_name, ask = file_word(file), _ask(server.port)
+    file_name, ask = file_word(file), _ask(server.port, server.pod.api_key_secret)
     if launcher == "slurm":
         change = command_line(["cd", models])
         below = _lines(f"({change} && {command})" for command in weights)
@@ -141,27 +144,48 @@ def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Pa
     service = f"{graph_name(server)}-{FRONTEND}" if launcher == "dynamo" else server.name
     if launcher == "kubernetes" and server.nodes > 1:
         service += LEADER
-    fetch = " && ".join(["pip install --quiet huggingface_hub", *(w for w in weights if w.startswith(DOWNLOAD))])
+    fetch = ['export PATH="$HOME/.local/bin:$PATH"', "pip install --quiet huggingface_hub"]
+    fetch += [command for command in weights if command.startswith(DOWNLOAD)]
     made = [command for command in weights if not command.startswith(DOWNLOAD)]
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}}
+    download = _job(
+        server, "weights", image=PYTHON, command=["sh", "-c", " && ".join(fetch)], environment=[token],
+        **PodOptions().placement, resources=None,
+    )  # fmt: skip
+    build = _job(
+        server, "plans", image=server.image, command=plans, environment=[], **server.pod.placement,
+        resources={"limits": {"nvidia.com/gpu": 1}},
+    )  # fmt: skip
     steps = shell_text(
-        "steps_kubernetes.sh", name=server.name, fetch=Text(json.dumps(fetch, ensure_ascii=False)), models=models,
-        mounted=_lines(f"# Where {models} is mounted: cd {models} && {command}" for command in made), file=file_name,
-        plans=Text(_plans_job(server, plans)), service=f"service/{service}", port=server.port, ask=ask,
+        "steps_kubernetes.sh", weights=download, mounted=_lines(f"# Where {models} is mounted: cd {models} && {command}"
+        for command in made), file=file_name, plans=build if plans else Text(""), service=f"service/{service}",
+        port=server.port, ask=ask,
     )  # fmt: skip
     return _numbered(rendered.head, CLUSTER_NEEDS["kubernetes"], steps)
 
 
-def _plans_job(server: ClusterServer, plans: list[str]) -> str:
-    """A Job that builds engine mode's plans on one of the GPUs, and the wait for it; empty without plans."""
-    if not plans:
-        return ""
-    return shell_text(
-        "plans_job.sh", name=server.name, image=server.image, models=server.models, command=Text(json.dumps(plans))
-    ).rstrip("\n")
+def _job(server: ClusterServer, suffix: str, *, environment: list[Manifest], **values: Any) -> Text:
+    """Commands that run a Job beside the volume `models`, as the server's user, and wait for it."""
+    name = f"{server.name}-{suffix}"
+    job = manifest(
+        "job.yaml", name=name, models=server.models, environment=[*environment, *server.pod.user_environment],
+        pod_security=server.pod.pod_security, container_security=server.pod.container_security(), **values,
+    )  # fmt: skip
+    return Text(shell_text("job.sh", name=name, job=Text(yaml_text([job]).rstrip("\n"))).rstrip("\n"))
 
 
-def _ask(port: int) -> Text:
-    return Text(shell_text("ask.sh", url=f"http://127.0.0.1:{port}").rstrip("\n"))
+def _ask(port: int, api_key_secret: str | None) -> Text:
+    """Commands that ask the server; with the key in a Secret, which they read into a file."""
+    key = authorization = key_file = ""
+    if api_key_secret is not None:
+        read = "--output go-template='{{.data.key | base64decode}}'"
+        key = f"(umask 077 && kubectl get secret {api_key_secret} {read} > api-key)"
+        authorization, key_file = ' -H "Authorization: Bearer $(cat api-key)"', " --api-key-file api-key"
+    url = f"http://127.0.0.1:{port}"
+    text = shell_text(
+        "ask.sh", url=url, key=Text(key), authorization=Text(authorization), key_file=Text(key_file)
+    )  # fmt: skip
+    return Text(text.rstrip("\n"))
 
 
 def _lines(lines: Iterator[str]) -> Text:

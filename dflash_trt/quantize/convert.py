@@ -31,12 +31,18 @@ DENSE_MODEL_TYPE = "qwen3"
 
 
 def quantised(
-    draft: DraftCheckpoint, recipe: Recipe, *, ranges: Ranges | None = None, threads: int = 0
+    draft: DraftCheckpoint,
+    recipe: Recipe,
+    *,
+    ranges: Ranges | None = None,
+    threads: int = 0,
+    like_modelopt: bool = False,
 ) -> UnwrittenDraft:
     """Packs the layers of `draft` as `recipe` says; scales are computed now, codes when they are written.
 
-    `ranges` None takes bounds from the weights; `threads` 0 means all. Raises CheckpointError for a quantised draft,
-    NaN or infinity, and layers that do not suit their algorithm or lack a range; RecipeError.
+    `ranges` None takes bounds from the weights; `threads` 0 means all; `like_modelopt` is as for `pack`. Raises
+    CheckpointError for a quantised draft, NaN or infinity, and layers that do not suit their algorithm or lack a range;
+    RecipeError.
     """
     modules = draft.spec.linear_modules()
     algorithms = recipe.algorithms(modules)
@@ -52,7 +58,10 @@ def quantised(
         for tensor in draft.weights.values():
             module = tensor.name.removesuffix(".weight")
             if module in algorithms and module != tensor.name:
-                pack(writer, module, tensor, map_tensor(tensor), algorithms[module], scales.get(module), threads)
+                pack(
+                    writer, module, tensor, map_tensor(tensor), algorithms[module], scales.get(module), threads,
+                    like_modelopt=like_modelopt,
+                )  # fmt: skip
             else:
                 writer.copy(tensor)
         for name, value in scalars.items():
@@ -80,6 +89,7 @@ def quantize_checkpoint(
     ranges: Ranges | None = None,
     force: bool = False,
     threads: int = 0,
+    like_modelopt: bool = False,
 ) -> Summary:
     """Writes the quantised checkpoint into the new directory `output`.
 
@@ -87,7 +97,7 @@ def quantize_checkpoint(
     written.
     """
     with new_checkpoint(draft, output, force=force) as directory:
-        new = quantised(draft, recipe, ranges=ranges, threads=threads)
+        new = quantised(draft, recipe, ranges=ranges, threads=threads, like_modelopt=like_modelopt)
         new.write(directory, metadata={PRODUCER_KEY: PRODUCER})
     return summary(draft, new.quantization)
 

@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 from dflash_trt._C import pack_fp8, pack_int4, pack_nvfp4
 from dflash_trt.checkpoint import number_formats
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
+from dflash_trt.checkpoint.mapped import as_float32
 from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.scales import naming
+
+FLOAT_ELEMENTS = 1 << 19
+"""Weights that are widened to FLOAT at a time: 2 MB."""
 
 
 def check_quantisable(draft: DraftCheckpoint, algorithms: Mapping[str, str]) -> None:
@@ -40,11 +44,12 @@ def check_quantisable(draft: DraftCheckpoint, algorithms: Mapping[str, str]) -> 
 
 def pack(
     writer: SafetensorsWriter, module: str, tensor: StoredTensor, weights: NDArray[Any], algorithm: str,
-    scale: np.float32 | None, threads: int,
+    scale: np.float32 | None, threads: int, *, like_modelopt: bool = False,
 ) -> None:  # fmt: skip
     """Writes the codes and scales of `module`, whose `weights` are those of `tensor`, or some of its rows.
 
-    `scale` is that of the whole tensor, None for a format without one.
+    `scale` is that of the whole tensor, None for a format without one. FP8 codes are the nearest to weight / scale;
+    with `like_modelopt` the quotient is first rounded to the weights' dtype, as modelopt 0.47 exports.
     """
     sizes = FORMATS[algorithm].tensors(*weights.shape)
     codes = np.empty(sizes["weight"][1], np.uint8)
@@ -56,7 +61,10 @@ def pack(
                 writer.write(f"{module}.weight_scale", scales)
             case number_formats.FP8:
                 assert scale is not None
-                pack_fp8(weights, float(scale), codes, threads=threads)
+                step = len(weights) if like_modelopt else max(1, FLOAT_ELEMENTS // weights.shape[1])
+                for begin in range(0, len(weights), step):
+                    rows, out = weights[begin : begin + step], codes[begin : begin + step]
+                    pack_fp8(rows if like_modelopt else as_float32(rows), float(scale), out, threads=threads)
                 writer.write(f"{module}.weight_scale", scale)
             case number_formats.NVFP4 | number_formats.W4A16_NVFP4:
                 assert scale is not None

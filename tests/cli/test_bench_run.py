@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dflash_trt.cli.bench_tables import print_points
-from dflash_trt.errors import BuildError, DFlashError
+from dflash_trt.errors import BuildError, DFlashError, EndpointError, MissingDependencyError
 from dflash_trt.files import workspace
 from dflash_trt.observe.bench.point_record import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import sole_measurer
@@ -137,3 +137,13 @@ def test_the_key_is_sent(prompts: Path, tmp_path: Path) -> None:
             "bench", "run", "--endpoint", f"a={locked}", "--prompts", prompts, "-o", tmp_path / "run",
             "--api-key-file", tmp_path / "key",
         )  # fmt: skip
+
+
+def test_a_server_is_asked_before_a_data_set_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = ["bench", "run", "--endpoint", "a=http://127.0.0.1:9", "--prompts", "gsm8k", "-o", tmp_path / "run"]
+    with pytest.raises(EndpointError, match="expected a server"):
+        run_here(*arguments, "--dry-run")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MissingDependencyError, match="no aiperf"):
+        run_here(*arguments)

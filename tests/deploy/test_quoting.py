@@ -26,7 +26,7 @@ from tests.paths import FIXTURES
 
 PIECES = [
     "FILE", "/config/serve.yaml", "$HOME", "$(id)", "`id`", "'", '"', "{a: b}", "}", "{", "\n", ": ", " #", "&x", "*",
-    "!x", "%", "\\", "<name>", "--x", "é", ",", "[", "~", "|", ">", "\t", "END_OF_CONFIG", "JOB",
+    "!x", "%", "\\", "<name>", "--x", "é", ",", "[", "~", "|", ">", "\t", "END_OF_CONFIG", "END_OF_JOB",
 ]  # fmt: skip
 NAMES = st.lists(st.sampled_from([*PIECES, "a", "b/c", "-"]), min_size=1, max_size=5).map("".join)
 KINDS: list[tuple[str, ...]] = [
@@ -94,7 +94,8 @@ def check_texts(name: str, kind: tuple[str, ...], method: str, file: str) -> Non
         else:
             found = list(strings(shell(written)))
         assert name in found, (name, kind, written)
-        downloads = [line for line in steps.splitlines() if "hf download" in line]
+        jobs = [yaml.safe_load(job) for job in re.findall("<<'END_OF_JOB'\n(.*?)\nEND_OF_JOB\n", steps, re.S)]
+        downloads = [text for text in (*strings(jobs), *steps.splitlines()) if "hf download" in text]
         assert any(name in text for line in downloads for text in strings(line)), steps
 
 

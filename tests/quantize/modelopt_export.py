@@ -107,11 +107,9 @@ def _quantizers(mtq: Any, algorithms: dict[str, str]) -> dict[str, Any]:
 
 
 def unit_ranges(directory: Path) -> Ranges:
-    """A range for every input, each another one."""
+    """A range for every input, another one for each group that shares scales."""
     spec = read_draft(directory).spec
-    values = {module: 1.5 + 0.37 * index for index, module in enumerate(spec.linear_modules())}
-    for module in values:  # modelopt's export makes these equal, too
-        values[module] = values[module.replace("v_proj", "k_proj").replace("up_proj", "gate_proj")]
+    values = {module: 1.5 + 0.37 * index for index, group in enumerate(scale_groups(spec)) for module in group}
     layers = range(len(spec.layers))
     return Ranges(inputs=values, k=tuple(3.3 + i for i in layers), v=tuple(5.7 + i for i in layers))
 

@@ -88,8 +88,8 @@ def unpacked_int4(data: Array, scales: NDArray[np.floating[Any]]) -> NDArray[np.
 
 
 def rounded_fp8(weights: Array, scale: np.float32) -> Floats:
-    """e4m3(dtype(w / scale)) * scale by ml_dtypes."""
-    quotient = (weights.astype(np.float32) / scale).clip(-448, 448).astype(weights.dtype)
+    """e4m3(w / scale) * scale by ml_dtypes."""
+    quotient = (weights.astype(np.float32) / scale).clip(-448, 448)
     return quotient.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * np.float64(scale)
 
 

@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
@@ -85,6 +86,25 @@ def test_weights_are_the_nearest_codes(case: Case) -> None:
         exact = weights.astype(np.float64)
         # Half a step of the format; a block scale that rounds down clips its largest weight by 1/16.
         assert (np.abs(actual - exact) <= np.abs(exact) * (steps + 2**-8) + smallest).all(), module
+
+
+def test_modelopt_rounds_fp8_twice(tmp_path: Path) -> None:
+    """Model Optimizer's quotients are BF16 before they are E4M3: some codes are a step off, and never nearer."""
+    source = write_random_draft(tmp_path / "draft", dialect="qwen3", dtype=torch.bfloat16, sizes=WHOLE_BLOCKS)
+    cases = [convert(source, tmp_path / str(like), "fp8", like_modelopt=like) for like in (False, True)]
+    dense, *packed = [arrays(directory) for directory in (source, *(case.quantised.directory for case in cases))]
+    codes, twice = (
+        np.concatenate([each[f"{m}.weight"].ravel() for m in cases[0].quantised.quantization.modules])
+        for each in packed
+    )
+    assert 0.005 < (codes != twice).mean() < 0.05
+    for module in cases[0].quantised.quantization.modules:
+        exact, scale = dense[f"{module}.weight"].astype(np.float64), packed[0][f"{module}.weight_scale"]
+        assert scale == packed[1][f"{module}.weight_scale"]
+        quotient = (dense[f"{module}.weight"].astype(np.float32) / scale).astype(ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(packed[1][f"{module}.weight"], quotient.astype(ml_dtypes.float8_e4m3fn))
+        nearest, other = (np.abs(dequantised(each, module) - exact) for each in packed)
+        assert (nearest <= other * (1 + 1e-6)).all()
 
 
 def test_fused_layers_have_one_scale(case: Case) -> None:

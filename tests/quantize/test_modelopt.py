@@ -37,7 +37,7 @@ def test_same_tensors(recipe: str, dialect: Any, dtype: torch.dtype, tmp_path: P
     )
     ranges = unit_ranges(source)
     expected, _, _ = modelopt_export(source, recipe, ranges)
-    quantize_checkpoint(read_draft(source), load_recipe(recipe), tmp_path / "q", ranges=ranges)
+    quantize_checkpoint(read_draft(source), load_recipe(recipe), tmp_path / "q", ranges=ranges, like_modelopt=True)
     actual = load_file(tmp_path / "q" / "model.safetensors")
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.deploy.cluster.pod_options import PodOptions
 from dflash_trt.deploy.render import Rendered
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
@@ -46,6 +47,8 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     sbatch: dict[str, str] = {}
     """Options of sbatch beside the sizes, for Slurm."""
+    pod: PodOptions = PodOptions()
+    """Options of pods, for Kubernetes."""
 
     @property
     def runtime(self) -> Runtime:

@@ -12,7 +12,14 @@ import json
 from msgspec.structs import replace
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
-from dflash_trt.deploy.cluster.kubernetes import config_maps, config_mount, container_image, short_hostname, with_needs
+from dflash_trt.deploy.cluster.kubernetes import (
+    config_maps,
+    config_mount,
+    container_image,
+    needed_capabilities,
+    short_hostname,
+    with_needs,
+)
 from dflash_trt.deploy.cluster.template import manifest
 from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.parsers import target_parsers
@@ -83,7 +90,8 @@ def dynamo_graph(server: ClusterServer) -> str:
         models=server.models, replicas=server.replicas, start=start, arguments=_worker_arguments(server),
         multinode={"nodeCount": server.nodes} if server.nodes > 1 else None, gpus=server.gpus_per_node,
         environment=short_hostname(server) + [{"name": name, "value": value} for name, value in variables.items()],
-        **config_mount(server),
+        **config_mount(server), **server.pod.placement, frontend_security=server.pod.container_security(),
+        container_security=server.pod.container_security(*needed_capabilities(server)),
     )  # fmt: skip
     return with_needs(
         server, f"port {SERVICE_PORT} of the Service {server.name}-{FRONTEND}", [*config_maps(server), graph]

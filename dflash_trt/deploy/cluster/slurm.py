@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer, node_command
 from dflash_trt.deploy.cluster.template import Text, shell_text
@@ -12,30 +11,24 @@ from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
-SBATCH_PREFIX = "sbatch."
+PREFIX = "sbatch"
 SBATCH_OPTIONS = {"exclusive": "", "mem": "0", "output": "%x-%j.log"}
 """Whole nodes: without, a cluster that hands out cores gives a task one of them and its share of the memory."""
 SIZES = ("nodes", "ntasks-per-node", "gpus-per-node", "job-name")
-SETTING = re.compile(r"([a-z]+(?:-[a-z]+)*)=([\w./:,=@%+*\[\]-]+)", re.ASCII)
+VALUE = re.compile(r"[\w./:,=@%+*\[\]-]+", re.ASCII)
 
 
-def split_settings(settings: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """sbatch's options of `--set sbatch.OPTION=VALUE` over the usual ones (`no` leaves one out), and other settings.
+def sbatch_options(given: dict[str, str]) -> dict[str, str]:
+    """sbatch's options that `--set sbatch.OPTION=VALUE` gives, over the usual ones; `no` leaves one out.
 
-    Raises ConfigError for another form, and for options that the deployment decides.
+    Raises ConfigError for other values, and for options that the deployment decides.
     """
-    options, others = dict(SBATCH_OPTIONS), []
-    for setting in settings:
-        if not setting.startswith(SBATCH_PREFIX):
-            others.append(setting)
-            continue
-        match = SETTING.fullmatch(setting.removeprefix(SBATCH_PREFIX))
-        if match is None:
-            raise ConfigError(f"--set {setting}: expected sbatch.OPTION=VALUE, as in sbatch.partition=gpu")
-        if match[1] in SIZES:
-            raise ConfigError(f"--set {setting}: the deployment decides {match[1]}", hint="change its gpus")
-        options[match[1]] = match[2]
-    return {name: value for name, value in options.items() if value != "no"}, others
+    for option, value in given.items():
+        if VALUE.fullmatch(value) is None:
+            raise ConfigError(f"--set {PREFIX}.{option}: expected one word without quotes, found {value!r}")
+        if option in SIZES:
+            raise ConfigError(f"--set {PREFIX}.{option}: the deployment decides {option}", hint="change its gpus")
+    return {option: value for option, value in (SBATCH_OPTIONS | given).items() if value != "no"}
 
 
 def sbatch_script(server: ClusterServer) -> str:

@@ -42,9 +42,14 @@ def design(
 ) -> Experiment:  # fmt: skip
     """The experiment that `bench run`'s options describe; `request` are fields of RequestSettings.
 
-    Asks `endpoints` what they are; without any, `engine` and `target` will be served here. Raises DFlashError for what
-    cannot be measured.
+    Asks `endpoints` what they are, before prompts are downloaded; without any, `engine` and `target` will be served
+    here. Raises DFlashError for what cannot be measured.
     """
+    key = read_api_key(api_key_file)
+    if engine is not None:
+        found = list(engine_servers(engine, target, draft_length, dtype, max(concurrency)))
+    else:
+        found = list(running_servers(endpoints, model, key, request_timeout))
     chosen = read_prompt_list(prompts, split=split)
     if categories:
         chosen = chosen.only(categories)
@@ -52,11 +57,6 @@ def design(
         chosen = chosen.exactly(num_prompts)
     if request["template"] == "completions" and any(len(prompt.turns) > 1 for prompt in chosen.prompts):
         raise ConfigError("--template completions: expected prompts of one turn, found conversations")
-    key = read_api_key(api_key_file)
-    if engine is not None:
-        found = engine_servers(engine, target, draft_length, dtype, max(concurrency))
-    else:
-        found = running_servers(endpoints, model, key, request_timeout)
     servers = tuple(with_overrides(found, method_overrides(overrides)))
     run = BenchRun(
         created=datetime.now(UTC).isoformat(timespec="seconds"), command=(), seed=seed,
@@ -68,6 +68,8 @@ def design(
         methods=tuple(server.method for server in servers),
     )  # fmt: skip
     warnings = [*settings_warnings(run), *([] if fixed_schedule else _unused_timestamps(chosen))]
+    if chosen.num_skipped:
+        warnings.append(f"{chosen.num_skipped} conversations of {chosen.source} were skipped: no user speaks in them")
     run = msgspec.structs.replace(run, warnings=tuple(warnings))
     return Experiment(servers=servers, prompts=chosen, run=run, timeout_seconds=request_timeout, api_key=key)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,7 @@ def _served(words: list[str]) -> Iterator[str]:
 
 
 def with_overrides(
-    servers: Iterator[MethodServer], overrides: Mapping[str, dict[str, Value | None]]
+    servers: Iterable[MethodServer], overrides: Mapping[str, dict[str, Value | None]]
 ) -> Iterator[MethodServer]:
     by_name = {server.method.name: server for server in servers}
     if unknown := overrides.keys() - by_name.keys():

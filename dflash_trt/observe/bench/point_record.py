@@ -16,6 +16,10 @@ from dflash_trt.observe.bench.run_record import SCHEMA, Amount, BenchRecord, Pos
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
 
 Latency = Literal["time_to_first_token", "inter_token_latency", "request_latency"]
+MIN_STREAMED = 32
+"""Output tokens of an answer that a server sends in several pieces, however many it drafts."""
+TOKEN_SECONDS = 1e-4
+"""Less than any server takes for a user's token: the fastest announced gives a user some 3,000 a second."""
 LATENCIES: tuple[Latency, ...] = get_args(Latency)
 
 
@@ -41,6 +45,11 @@ class RequestRow(BenchRecord, frozen=True, kw_only=True):
     category: str | None = None
     acceptance: Acceptance | None = None
     """Acceptance of this request, if the server reports it with the answer."""
+
+    @property
+    def is_in_one_piece(self) -> bool:
+        """Whether all tokens came at once, faster than any server decodes."""
+        return self.ttft_seconds is None or self.seconds - self.ttft_seconds < TOKEN_SECONDS * self.output_tokens
 
 
 class BenchPoint(BenchRecord, frozen=True, kw_only=True):
@@ -93,6 +102,15 @@ class BenchPoint(BenchRecord, frozen=True, kw_only=True):
     def output_tokens(self) -> int:
         """Output tokens of the completed requests, as the server counts them."""
         return sum(row.output_tokens for row in self.rows)
+
+    @property
+    def has_unstreamed_answers(self) -> bool:
+        """Whether most answers of some length had all their tokens at once.
+
+        AIPerf gives them an inter-token latency of 0 ms, which keeps every limit.
+        """
+        long = [row for row in self.rows if row.output_tokens >= MIN_STREAMED]
+        return 2 * sum(row.is_in_one_piece for row in long) > len(long)
 
     @property
     def goodput(self) -> float:

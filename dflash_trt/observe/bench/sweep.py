@@ -157,6 +157,11 @@ class Sweep:
 
 
 def _warnings(point: BenchPoint, num_planned: int, server_tokens: int | None) -> Iterator[str]:
+    if point.has_unstreamed_answers:
+        yield (
+            f"{point.name}: answers came in one piece, so the server, or a proxy before it, does not stream: time to"
+            " first token, inter-token latency, users' speed and goodput say nothing"
+        )
     if point.lost:
         yield f"{point.name}: {point.lost} of {point.sent} requests failed or timed out"
     if point.sent != num_planned:

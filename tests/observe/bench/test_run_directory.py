@@ -13,6 +13,7 @@ import pytest
 
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.observe.bench import run_directory
+from dflash_trt.observe.bench.point_record import RequestRow
 from dflash_trt.observe.bench.run_directory import (
     begin_run,
     read_point,
@@ -191,3 +192,12 @@ def test_warnings_are_kept_once(tmp_path: Path) -> None:
     for _ in range(2):
         run_directory.add_warnings(tmp_path, ["the server was busy"])
     assert read_run(tmp_path).warnings == (*RUN.warnings, "the server was busy")
+
+
+def test_answers_in_one_piece() -> None:
+    """Half of the answers or fewer may be: a short one, or one whose tokens a single step brought."""
+    whole = RequestRow(input_tokens=5, output_tokens=64, ttft_seconds=2.0, seconds=2.001)
+    streamed = RequestRow(input_tokens=5, output_tokens=64, ttft_seconds=0.1, seconds=2.0)
+    short = RequestRow(input_tokens=5, output_tokens=8, ttft_seconds=0.1, seconds=0.1)
+    for rows, expected in (((whole, whole, streamed), True), ((whole, streamed), False), ((short, short), False)):
+        assert msgspec.structs.replace(SAMPLE, rows=rows).has_unstreamed_answers == expected

@@ -1,21 +1,6 @@
 ## Fill the PersistentVolumeClaim models
-kubectl apply -f - <<'JOB'
-apiVersion: batch/v1
-kind: Job
-metadata: {name: <name>-weights}
-spec:
-  template:
-    spec:
-      restartPolicy: OnFailure
-      containers:
-      - name: download
-        image: python:3.12-slim
-        command: [sh, -c, <fetch>]
-        env: [{name: HF_HOME, value: <models>}]
-        volumeMounts: [{name: models, mountPath: <models>}]
-      volumes: [{name: models, persistentVolumeClaim: {claimName: models}}]
-JOB
-kubectl wait --for condition=complete --timeout 2h job/<name>-weights
+# Gated weights need a token first: kubectl create secret generic hf-token --from-file=token="$HOME/.cache/huggingface/token"
+<weights>
 # Several nodes read it at once: its access mode is ReadWriteMany, or ReadOnlyMany once filled.
 <mounted>
 

@@ -26,6 +26,8 @@ class PromptList:
     name: str
     source: str
     prompts: tuple[Conversation, ...]
+    num_skipped: int = 0
+    """Conversations of the source that have nothing to send."""
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -84,7 +86,12 @@ def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptLi
     if not path.exists():
         names = ", ".join(HUB_SETS)
         raise ConfigError(f"--prompts: expected a file, a SPEED-Bench folder or one of {names}, found {name_or_path}")
-    return PromptList(name=path.stem, source=name_or_path, prompts=_checked(name_or_path, read_prompt_file(path)))
+    found = list(read_prompt_file(path))
+    prompts = [prompt for prompt in found if prompt is not None]
+    return PromptList(
+        name=path.stem, source=name_or_path, prompts=_checked(name_or_path, prompts),
+        num_skipped=len(found) - len(prompts),
+    )  # fmt: skip
 
 
 def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation, ...]:

@@ -17,7 +17,7 @@ from dflash_trt.observe.plots.method_styles import styles
 
 LATENCY_TITLES: dict[Latency, str] = {
     "time_to_first_token": "Time to first token",
-    "inter_token_latency": "Inter-token latency",
+    "inter_token_latency": "Inter-token latency, per token",
     "request_latency": "Request latency",
 }
 

@@ -28,8 +28,7 @@ def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float | None) 
     if scale is None:
         return _int4(weight)
     if algorithm == FP8:
-        quotients = (weight.float() / _scalar(scale, weight)).to(weight.dtype).float()
-        return _e4m3(quotients) * scale
+        return _e4m3(weight.float() / _scalar(scale, weight)) * scale
     blocks = weight.float().view(len(weight), -1, BLOCK)
     scale_2 = _scalar(scale, weight)
     ratios = blocks.abs().amax(-1, keepdim=True) / (E2M1_MAX * scale_2)

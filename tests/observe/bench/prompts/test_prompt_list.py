@@ -40,6 +40,28 @@ def test_our_own_lines(tmp_path: Path) -> None:
     assert [prompt.num_requests for prompt in found.prompts] == [1, 2, 1]
 
 
+def test_conversations_without_a_user_are_skipped(tmp_path: Path) -> None:
+    model, human = {"from": "gpt", "value": "x"}, {"from": "human", "value": "b"}
+    rows: list[dict[str, object]] = [
+        {"id": "1", "conversations": []},
+        {"id": "2", "conversations": [model]},
+        {"id": "3", "conversations": [{"from": "human", "value": ""}, model]},
+        {"id": "4", "conversations": [model, human]},
+    ]
+    found = read_prompt_list(write(tmp_path / "sharegpt.jsonl", *rows))
+    assert ([prompt.id for prompt in found.prompts], found.num_skipped) == (["4"], 3)
+    with pytest.raises(ConfigError, match="no prompts"):
+        read_prompt_list(write(tmp_path / "sharegpt.jsonl", *rows[:3]))
+    with pytest.raises(ConfigError, match="empty turn"):  # our own lines are as their writer wanted them
+        read_prompt_list(write(tmp_path / "mine.jsonl", {"prompt": ""}))
+
+
+def test_questions_of_mt_bench(tmp_path: Path) -> None:
+    row = {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["c"]}
+    (prompt,) = read_prompt_list(write(tmp_path / "question.jsonl", row)).prompts
+    assert (prompt.id, prompt.category, prompt.num_requests) == ("81", "writing", 2)
+
+
 def test_lines_of_others(tmp_path: Path) -> None:
     """An OpenAI batch, ShareGPT and a Mooncake trace, as AIPerf names their fields."""
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}

@@ -57,7 +57,7 @@ def packed_nvfp4(x: torch.Tensor, scale: np.float32) -> torch.Tensor:
 
 def packed_fp8(x: torch.Tensor, scale: np.float32) -> torch.Tensor:
     codes = np.empty(x.shape, np.uint8)
-    _C.pack_fp8(bits(x), float(scale), codes, threads=1)
+    _C.pack_fp8(x.float().numpy(), float(scale), codes, threads=1)
     return torch.from_numpy(unpacked_fp8(codes, float(scale)))
 
 
