@@ -16,12 +16,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.server.channels import Channels, ChannelTokens
 from dflash_trt.runtime.server.hermes import HermesParser
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.request_fields import ChatBody
+from dflash_trt.runtime.server.requests import parse_request
 from dflash_trt.runtime.server.tagged_calls import call_reader
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
 from tests.engines import trained_engine
@@ -96,6 +98,14 @@ def test_tagged_arguments_have_the_types_of_their_schema(form: str) -> None:
         text = f"<tool_call>{wrong}</tool_call>"
         assert parse_hermes([text], form) == (text, [], False)
     assert parse_hermes([f"<tool_call>{TAGGED[form][:20]}"], form)[2]
+
+
+def test_deepseeks_format_is_refused_by_its_name() -> None:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")
+    tokenizer.chat_template = "{{ '<｜tool▁call▁begin｜>' }}"
+    form = tool_format(tokenizer)
+    with pytest.raises(RequestError, match="tools: calls in the format of DeepSeek's templates are not supported"):
+        parse_request({"messages": MESSAGES, "tools": TOOLS}, MODEL, 100, form, is_chat=True)
 
 
 @pytest.mark.parametrize(("form", "part"), [("qwen3-coder", "<function=NAME>"), ("glm", "<arg_key>")])
@@ -353,15 +363,15 @@ def test_a_demanded_call_in_harmony() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"tools": {}}, "tools: expected a list"), ({"tools": [{"type": "web_search"}]}, "tools: expected"),
-     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools: expected names"),
-     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools: expected parameters"),
+    [({"tools": {}}, "tools: expected a list"), ({"tools": [{"type": "web_search"}]}, "tools: only functions"),
+     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools: a name has"),
+     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools: parameters of a are no"),
      ({"tools": [{"type": "function", "function": {"name": "a", "strict": 1}}]}, "tools: strict of a is neither"),
      ({"tools": TOOLS * 65}, "tools: expected at most 128 items, found 130"),
      ({"tool_choice": "required"}, "tool_choice: "),
-     ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice: expected"),
-     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice: expected one"),
-     ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: expected none together"),
+     ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice: it is none of"),
+     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice: 'x', but"),
+     ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: it cannot be combined"),
      ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls: "), ({"reasoning_effort": "much"}, "one of"),
      ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs: expected variables"),
      ({"chat_template_kwargs": {"messages": "x"}}, "400"), ({"chat_template_kwargs": {"tools": []}}, "found tools"),
