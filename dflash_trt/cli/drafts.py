@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,7 +11,9 @@ import click
 from dflash_trt.cli.completion import TARGET
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.catalog import CHOICE, COLUMNS, catalog, choice, drafts_for, entry, legend, row
+from dflash_trt.deploy.catalog import CHOICE, COLUMNS, KnownDraft, catalog, choice, drafts_for, entry, legend, row
+from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.deployment_path import shipped_deployments
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import quoted
 
@@ -43,9 +46,17 @@ def drafts(target: str | None, as_json: bool) -> None:
     else:
         print_table(f"Drafts of {target}", CHOICE, [choice(draft) for draft in found])
         click.echo(legend(), err=True)
+        if heads := _eagle3_heads(found):
+            click.echo(f"to compare with, at eagle3 in deployment files: {', '.join(heads)}", err=True)
         readable = next((draft for draft in found if known.families[draft.family].dialect is not None), None)
         if readable is not None:
             click.echo(
                 f"next: dflash-trt inspect {quoted(Path(readable.draft))} --target {quoted(Path(target))}", err=True
             )
     click.echo(f"Facts: {known.source}. Runtimes and speed-ups: docs/checkpoints.md, or --json.", err=True)
+
+
+def _eagle3_heads(found: Sequence[KnownDraft]) -> list[str]:
+    """The EAGLE-3 heads of the drafts' shipped deployments."""
+    files = [shipped_deployments()[name.removesuffix(".yaml")] for draft in found for name in draft.deployments]
+    return sorted({head.model for file in files if (head := load_deployment(file).eagle3) is not None})

@@ -189,7 +189,8 @@ def legend() -> str:
     lines = [f"Kinds, measured by others, {kinds.setting}:"]
     for kind, gain in kinds.gains.items():
         lines.append(f"  {kind}: {gain.speedup:.2f} x, acceptance length {gain.tau:.2f}; {gain.proposes}")
-    return "\n".join([*lines, "S: block size; GB: weights with layers in BF16, FP8 and NVFP4; ?: not known"])
+    lines.append("S: block size; GB: weights with layers in BF16, FP8 and NVFP4; for: chat mode it was trained for")
+    return "\n".join([*lines, "licence: only one that forbids commercial use; read: when the facts were; ?: not known"])
 
 
 CHOICE = ("draft", "kind", "S", "GB", "for", "published", "served by", "licence", "read")

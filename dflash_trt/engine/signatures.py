@@ -112,7 +112,7 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
 
     K, proposals = spec.num_draft_tokens, list[Port]()
     if spec.has_own_head and (k := spec.num_candidates) is not None:
-        proposals = [port(f"candidate_{name}", dtype, "B", K, k) for name, dtype in (("ids", INT32), ("logits", FLOAT))]
+        proposals = [port(f"candidate_{name}", dtype, "B", K, k) for name, dtype in (("ids", INT64), ("logits", FLOAT))]
     elif spec.has_own_head:
         proposals = [port("token_ids", INT32, "B", K)]
     last_rows = [] if spec.lilicorr is None else [port(CONTEXT_HIDDEN, COMPUTE, "T", H)]

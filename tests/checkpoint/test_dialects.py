@@ -262,6 +262,10 @@ DESCENDANTS: list[tuple[str, dict[str, object]]] = [
     ("DSpark", {"dspark_config": {"block_size": 7}}),
     ("DSpark", {"speculators_model_type": "dflash", "markov_rank": 8}),
     ("Domino", {"dflash_config__projector_type": "domino"}),
+    ("Domino", {"dflash_config__projector_type": "domino", "architectures": ["LiLiCorrDraftModel"]}),
+    ("Domino", {"dflash_config__gru_hidden_dim": 64, "dflash_config__emb_dim": 32}),
+    ("Domino", {"architectures": ["DominoDraftModel"]}),
+    ("Domino", {"speculators_model_type": "domino"}),
 ]
 
 

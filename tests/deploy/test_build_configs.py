@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
 from dflash_trt.cli import cli
-from dflash_trt.deploy.catalog import catalog, drafts_for
+from dflash_trt.deploy.catalog import Catalog, catalog, drafts_for
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import Eagle3, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
@@ -77,6 +77,8 @@ def test_drafts_of_all_targets_and_of_one() -> None:
     assert "2.10/1.13/0.71" in shown.stdout
     assert "without thinking" in shown.stdout
     assert "LiLiCorr: 5.22 x, acceptance length 7.56" in shown.stderr
+    assert "Domino: 4.87 x, acceptance length 7.22" in shown.stderr
+    assert "to compare with, at eagle3 in deployment files: AngelSlim/Qwen3-8B_eagle3\n" in shown.stderr
     assert "next: dflash-trt inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B" in shown.stderr
 
 
@@ -97,13 +99,27 @@ def test_a_target_without_a_known_draft() -> None:
     assert (shown.returncode, "expected a target of which a draft is known" in shown.stderr) == (1, True)
 
 
-def test_every_row_is_dated_and_says_what_it_is() -> None:
-    for draft in catalog().drafts:
-        assert re.fullmatch(r"2026-11(-\d\d)?", draft.read), draft.draft
-        assert draft.kind_name != "?", draft.draft
-        assert draft.facts is not None or "was not read" in (draft.source or "") or draft.read == "2026-11" or (
-            "incomplete" in (draft.source or "")
-        ), draft.draft  # fmt: skip
+def undocumented(known: Catalog) -> list[str]:
+    """Rows without a source of their facts, the day or month of its reading, a kind, or figures with theirs."""
+    published = published_drafts()
+    return [
+        draft.draft
+        for draft in known.drafts
+        if not (
+            (draft.draft in published or draft.source)
+            and re.fullmatch(r"2026-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?", draft.read)
+            and draft.kind_name != "?"
+            and all(speedup.source and speedup.setting for speedup in draft.speedups)
+            and (draft.tau is None or re.fullmatch(r"\d+\.\d+ \(.+\)", draft.tau))
+        )
+    ]
+
+
+def test_every_row_has_a_source_and_a_date() -> None:
+    assert undocumented(catalog()) == []
+    for change in ({"source": None}, {"read": "recently"}, {"kind": None}, {"read": ""}, {"tau": "5.3"}):
+        row = msgspec.structs.replace(catalog().drafts[-1], **change)
+        assert undocumented(msgspec.structs.replace(catalog(), drafts=(row,))) == [row.draft], change
 
 
 GOOD = "description: mine\ntarget: T\ndraft: D\ngpus: b300x8\npurpose: latency\n"

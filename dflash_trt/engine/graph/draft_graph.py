@@ -77,28 +77,29 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
     """Applies the head to the proposing rows of hidden [B, S, H]: the best token of each, or candidates."""
     spec = draft.spec
-    K, H = spec.num_draft_tokens, spec.hidden_size
+    K, H, V = spec.num_draft_tokens, spec.hidden_size, spec.draft_vocab_size
+    assert V is not None
     with g.scope(HEAD):
         rows = hidden
         if skipped := spec.first_proposing_row:
             _, rows = g.split(g.reshape(hidden, [-1, spec.block_size * H]), [skipped * H, K * H])
-        logits = g.op("Cast", linear(g, g.reshape(rows, [-1, H]), HEAD), to=TensorProto.FLOAT)  # [B*K, V']
+        logits = g.reshape(linear(g, g.reshape(rows, [-1, H]), HEAD), [-1, K, V])
+        logits = g.op("Cast", logits, to=TensorProto.FLOAT)  # a Reshape after the search would cost a kernel
         if (k := spec.num_candidates) is None:
-            best = g.op("ArgMax", logits, axis=-1, keepdims=0)
-            g.output(g.reshape(_target_ids(g, best, draft), [-1, K]), "token_ids")
+            best = _target_ids(g, g.op("ArgMax", logits, axis=-1, keepdims=0), draft)
+            g.renamed_output(g.op("Cast", best, to=TensorProto.INT32), "token_ids")
             return
         # Up to k = 20 on many blocks of the GPU: findings/tensorrt_rtx_splits_a_row_of_topk_up_to_20.sh
         top, best = g.ops("TopK", (logits, g.constant([k])), num_outputs=2, axis=-1)
-        g.output(g.reshape(_target_ids(g, best, draft), [-1, K, k]), "candidate_ids")
+        g.renamed_output(_target_ids(g, best, draft), "candidate_ids")
         values = _final_logits(g, top, spec) if spec.lilicorr is None else _log_probs(g, top, logits)
-        g.output(g.reshape(values, [-1, K, k]), "candidate_logits")
+        g.renamed_output(values, "candidate_logits")
 
 
 def _target_ids(g: GraphBuilder, rows: str, draft: DraftCheckpoint) -> str:
-    """The target's token ids INT32 of rows of the head, int64."""
-    if (token_ids := head_token_ids(draft.spec, draft.weights)) is not None:
-        return g.op("Gather", g.constant(token_ids), rows, axis=0)
-    return g.op("Cast", rows, to=TensorProto.INT32)
+    """The target's token ids INT64 of rows of the head, INT64."""
+    token_ids = head_token_ids(draft.spec, draft.weights)
+    return rows if token_ids is None else g.op("Gather", g.constant(token_ids.astype(np.int64)), rows, axis=0)
 
 
 def _final_logits(g: GraphBuilder, logits: str, spec: DraftSpec) -> str:

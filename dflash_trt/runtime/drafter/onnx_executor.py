@@ -18,9 +18,13 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 
-NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
-TOKEN_IDS = ("token_ids", "candidate_ids")
-"""Outputs in INT32; all others are FLOAT."""
+NUMPY_TYPES: dict[torch.dtype, type[np.generic]] = {
+    torch.float32: np.float32,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
+TOKEN_IDS = {"token_ids": torch.int32, "candidate_ids": torch.int64}
+"""Outputs of integers; all others are FLOAT."""
 MAX_SIZES = 512
 """Combinations of row and page counts that stay bound."""
 
@@ -84,7 +88,7 @@ class OnnxExecutor:
         return dict(zip(shapes, self._bound["context"].run(inputs, shapes), strict=True))
 
     def draft(self, inputs: DraftInputs) -> dict[str, Tensor]:
-        """The draft graph's outputs in FLOAT and INT32."""
+        """The draft graph's outputs in FLOAT, token ids in integers."""
         B, S, H = inputs.noise_embeds.shape
         shapes = {port.name: port.sizes({"B": B}) for port in self._manifest.graphs["draft"].outputs}
         shapes |= {name: [B * S, H] for name in self._expose}
@@ -140,10 +144,7 @@ class BoundGraph:
             self._memory(name, tensor.shape, torch.float32 if tensor.is_floating_point() else torch.int32)
             for name, tensor in inputs.items()
         ]
-        results = [
-            self._memory(name, shape, torch.int32 if name in TOKEN_IDS else torch.float32)
-            for name, shape in outputs.items()
-        ]
+        results = [self._memory(name, shape, TOKEN_IDS.get(name, torch.float32)) for name, shape in outputs.items()]
         binding = self._session.io_binding()
         for name, tensor in (*zip(inputs, ours, strict=True), *self._shared.items()):
             binding.bind_input(name, *_place(tensor))

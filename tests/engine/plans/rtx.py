@@ -26,6 +26,9 @@ from tests.paths import FIXTURES, REPOSITORY
 
 PAIRS = {"tiny-gpt-oss-dflash": "tiny-gpt-oss", "tiny-qwen3-dflash": "tiny-qwen3"}
 DFLASH2 = "tiny-qwen3-dflash2"
+OWN_HEAD = "own head"
+HEADS: dict[str, range | None] = {"tiny-qwen3-dflash": None, DFLASH2: range(400), "tiny-qwen3-lilicorr": None}
+"""Drafts with a head of their own in BF16, and its tokens: None for all."""
 SHARED = "tiny-gpt-oss-dflash of 2 ranks"
 QUICK = ("bf16", "fp8", "nvfp4")
 RECIPES = ("bf16", "fp8", "int4-w4a16", "nvfp4", "nvfp4-native", "mixed-nvfp4-fp8")
@@ -65,9 +68,9 @@ def compiled(
 
 
 def engine_of(draft: str, recipe: str, directory: Path) -> Path:
-    """The engine of a fixture in a recipe, or a rank's; that of a DFlash2 draft has a head of its own and no recipe."""
-    if draft == DFLASH2:
-        return build_with_head(FIXTURES / DFLASH2, FIXTURES / "tiny-qwen3", directory)
+    """The engine of a fixture in a recipe, or a rank's; OWN_HEAD is one of HEADS."""
+    if recipe == OWN_HEAD:
+        return build_with_head(FIXTURES / draft, FIXTURES / "tiny-qwen3", directory, HEADS[draft])
     name, _, shared = draft.partition(" of ")
     num_ranks = int(shared.split()[0]) if shared else 1
     quantize_checkpoint(read_draft(FIXTURES / name), load_recipe(recipe), directory / "checkpoint")
@@ -79,11 +82,11 @@ def main() -> None:
     """Prints tests/golden/plan_layers.json: `python -m tests.engine.plans.rtx >tests/golden/plan_layers.json`."""
     table: dict[str, dict[str, dict[str, list[str]]]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for draft in (*PAIRS, SHARED):
-            for recipe in QUICK if draft == SHARED else RECIPES:
-                engine = engine_of(draft, recipe, Path(directory, draft, recipe))
-                layers = {graph: summary(compiled(engine, graph)[1]) for graph in read_manifest(engine).graphs}
-                table.setdefault(draft, {})[recipe] = layers
+        counted = [(draft, recipe) for draft in PAIRS for recipe in RECIPES] + [(SHARED, recipe) for recipe in QUICK]
+        for draft, recipe in (*counted, *((draft, OWN_HEAD) for draft in HEADS)):
+            engine = engine_of(draft, recipe, Path(directory, draft, recipe))
+            layers = {graph: summary(compiled(engine, graph)[1]) for graph in read_manifest(engine).graphs}
+            table.setdefault(draft, {})[recipe] = layers
     print(json.dumps(table, indent=1))
 
 

@@ -24,7 +24,19 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.samples import refusal
 from tests.engine.plans.plan_layers import inspected_layers, num_kernels, summary, unfused
-from tests.engine.plans.rtx import DFLASH2, GOLDEN, PAIRS, QUICK, RECIPES, SHARED, SIZES, Engines, compiled
+from tests.engine.plans.rtx import (
+    DFLASH2,
+    GOLDEN,
+    HEADS,
+    OWN_HEAD,
+    PAIRS,
+    QUICK,
+    RECIPES,
+    SHARED,
+    SIZES,
+    Engines,
+    compiled,
+)
 from tests.engines import build
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
@@ -50,6 +62,14 @@ def test_layers_are_those_that_were_counted(draft: str, recipe: str, graph: str,
     assert summary(layers) == json.loads(GOLDEN.read_text())[draft][recipe][graph]
     assert unfused(layers, engine / f"{graph}.onnx") == []
     assert len(plan) > (engine / "model.safetensors").stat().st_size // 4
+
+
+@pytest.mark.parametrize("draft", HEADS)
+def test_layers_of_heads_are_those_that_were_counted(draft: str, engines: Engines) -> None:
+    """After the head's GEMM: the search alone, or a log-sum-exp, the search and a difference with LiLiCorr."""
+    engine = engines(draft, OWN_HEAD)
+    found = {graph: summary(compiled(engine, graph)[1]) for graph in GRAPHS}
+    assert found == json.loads(GOLDEN.read_text())[draft][OWN_HEAD]
 
 
 @pytest.mark.parametrize(
@@ -303,9 +323,9 @@ PLANTED: list[tuple[str, str, Plant, str]] = [
     ("bf16", "draft", layer_without_a_pointer, "layer: expected 0 to 1, found 2"),
     ("bf16", "draft", beyond_the_file, "importInitializers"),
     ("bf16", "draft", another_directory, "importInitializers"),
-    (DFLASH2, "draft", padded_batch, "layers.0.attention_conv/Mul_1"),
-    (DFLASH2, "draft", row_behind_the_block, "layers.0.attention_conv/Mul_1"),
-    (DFLASH2, "draft", more_candidates_than_rows, "built no plan"),
+    (OWN_HEAD, "draft", padded_batch, "layers.0.attention_conv/Mul_1"),
+    (OWN_HEAD, "draft", row_behind_the_block, "layers.0.attention_conv/Mul_1"),
+    (OWN_HEAD, "draft", more_candidates_than_rows, "built no plan"),
     ("bf16", "draft", no_epsilon, "field rms_norm_eps: expected, but not given"),
     ("bf16", "draft", heads_of_80, "field head_dim: expected 64, 96, 128 or 256, found 80"),
     ("bf16", "draft", another_version, "DFlashKVInjectionAttention"),
@@ -320,7 +340,7 @@ def test_faults_are_refused(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Parser, builder or the plugin that it asks refuses it; the plugin says why on stderr."""
-    source = engines(recipe if recipe == DFLASH2 else "tiny-gpt-oss-dflash", recipe)
+    source = engines(DFLASH2 if recipe == OWN_HEAD else "tiny-gpt-oss-dflash", recipe)
     engine = copytree(source, tmp_path / "engine")
     damaged = Graph.read(engine / f"{graph}.onnx")
     plant(damaged)

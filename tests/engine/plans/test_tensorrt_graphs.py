@@ -170,10 +170,10 @@ def test_blocks_that_propose_from_the_anchor(markov: Any, tmp_path: Path) -> Non
     compile_all(tmp_path / "engine")
 
 
-@pytest.mark.parametrize("is_convolved", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_lilicorrs_context_rows_and_log_probabilities(is_convolved: bool, tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["plain", "convolved"])
+def test_lilicorrs_context_rows_and_log_probabilities(kind: Any, tmp_path: Path) -> None:
     """The context graph's second output, and a head of the draft's own whose candidates have log probabilities."""
-    kind: Any = "convolved" if is_convolved else "plain"
     sizes = DraftSizes(head_dim=64)
     draft = write_random_draft(tmp_path / "draft", dialect="qwen3", lilicorr=kind, own_vocabulary=True, sizes=sizes)
     build(draft, tmp_path / "engine")
