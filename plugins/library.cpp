@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names that TensorRT's registry looks up, and facts about the library. The other exports are kernel.h's and append.h's.
+// Names that TensorRT's registry looks up, and facts about the library. kernel.h and append.h declare other exports.
 #include "common/export.h"
 #include "kv_injection_attention/creator.h"
 #include "kv_injection_attention/kernel.h"

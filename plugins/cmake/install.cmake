@@ -19,7 +19,7 @@ endforeach()
 file(STRINGS kv_injection_attention/plugin.h version REGEX "kPluginVersion")
 string(REGEX REPLACE ".*\"([0-9]+)\".*" "\\1" version "${version}")
 file(CONFIGURE OUTPUT dflash_trt_pluginsConfig.cmake
-  CONTENT "include(\${CMAKE_CURRENT_LIST_DIR}/dflash_trt_pluginsTargets.cmake)\n")
+  CONTENT "include(\${CMAKE_CURRENT_LIST_DIR}/dflash_trt_pluginsTargets.cmake)\n" @ONLY)
 write_basic_package_version_file(dflash_trt_pluginsConfigVersion.cmake VERSION ${version} COMPATIBILITY ExactVersion)
 install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/dflash_trt_pluginsConfig.cmake

@@ -40,7 +40,7 @@ double rounded(double value) {
   return kv::load(&bits, 0, kType);
 }
 
-// One request with one KV head. Queries and keys are 0, cos is 1, sin 0, norms are 1: every visible row weighs the same.
+// One request with one KV head. Queries and keys are 0, cos is 1, sin 0, norms are 1: visible rows weigh the same.
 class Call {
  public:
   Call(int block, int length, int heads = 1)
@@ -64,7 +64,9 @@ class Call {
   }
   Call(const Call&) = delete;
 
-  void set_block(int slot_of_block, int head, double value) { set(qkv_, slot_of_block * (p.num_heads + 2) + head, value); }
+  void set_block(int slot_of_block, int head, double value) {
+    set(qkv_, slot_of_block * (p.num_heads + 2) + head, value);
+  }
   void set_value(int slot_of_block, double value) { set_block(slot_of_block, p.num_heads + 1, value); }
   void set_key(int row, double value) { set(pool_, pool_row(row), value); }
   void set_context_value(int row, double value) { set(pool_, kPages * kPageRows + pool_row(row), value); }

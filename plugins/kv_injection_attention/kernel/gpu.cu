@@ -9,8 +9,8 @@
 namespace dflash::kv_injection {
 namespace {
 
-// Compiled for the same architectures as every kernel, to ask which of them the driver chose: PTX may be for an older one
-// than the GPU's.
+// Compiled for the same architectures as every kernel, to ask which of them the driver chose: PTX may be for an older
+// one than the GPU's.
 __global__ void chosen_code() {}
 
 cudaError_t read_gpu(int device, Gpu& gpu) {

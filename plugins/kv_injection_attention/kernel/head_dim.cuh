@@ -23,8 +23,8 @@ cudaError_t launch_head_dim(const Params& p, const Gpu& gpu, const LaunchConfig&
 template <int D>
 cudaError_t launch_combine(const Params& p, const Gpu& gpu, const LaunchConfig& config) {
   if (config.ranges == 1) return cudaSuccess;
-  return start(p.block_dtype == DType::kF16 ? combine<D, F16> : combine<D, BF16>, gpu, combine_grid(p, config), p.stream,
-               p, config);
+  const auto kernel = p.block_dtype == DType::kF16 ? combine<D, F16> : combine<D, BF16>;
+  return start(kernel, gpu, combine_grid(p, config), p.stream, p, config);
 }
 
 }  // namespace dflash::kv_injection
