@@ -150,9 +150,9 @@ def test_refusals(arguments: list[str], code: int, words: str) -> None:
 
 def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
-    facts = "target: openai/gpt-oss-120b\ndraft: z-lab/gpt-oss-120b-DFlash\ngpus: h100x1\npurpose: latency\n"
+    facts = "target: openai/gpt-oss-120b\ndraft: z-lab/gpt-oss-120b-DFlash\ngpus: l40sx1\npurpose: latency\n"
     facts += "max_seq_len: 131072\n"
-    file.write_text(f"description: 65 GB of weights beside 10 GiB of reserves\n{facts}")
+    file.write_text(f"description: 65 GB of weights on 48 GB\n{facts}")
     result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "100000", "--output-tokens", "20000")
     assert result.returncode == 1
     assert "no memory for a single request of 120000 tokens" in " ".join(result.stderr.split())
