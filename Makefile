@@ -73,7 +73,7 @@ test-oldest:  ## `make test` with the oldest packages that pyproject.toml allows
 	$(MAKE) test VENV=$(OLDEST)
 
 test-gpu: $(TOOLS)  ## the kernels on this machine's GPU; compiles them first
-	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON
+	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON -C cmake.define.DFLASH_EXPERIMENTAL_KERNELS=ON
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 ONLY :=

@@ -39,9 +39,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.attention_cases import Inputs, cases, context_bytes, make_inputs, memory_bytes, moved_bytes
 from benchmarks.attention_peers import PEERS, Call, Peer
+from dflash_trt import _C
 from dflash_trt.cli.doctor_machine import gpu_findings
 from dflash_trt.cli.output import print_table
-from tests.gpu.launches import Launch, PluginLaunch, why_no_launch
+from tests.gpu.launches import EXPERIMENTAL_BUILD, Launch, PluginLaunch, why_no_launch
 from tests.paths import REPOSITORY
 from tests.plugins.cases import Case, ahead_fits
 from tools.gpus import GPUS
@@ -212,7 +213,7 @@ def proposals(found: Mapping[str, Found]) -> Iterator[str]:
     if short:
         rows = short_rows(short)
         limit = [f"{name} takes {ratio:.2f} times as long" for at, ratio, name in short if at > rows and ratio > NOISE]
-        yield f"kShortRows (launch_config.h): {rows}" + (f"; behind it {limit[0]}" if limit else "; none was slower")
+        yield f"short contexts: not slower up to {rows} rows" + (f"; after that {limit[0]}" if limit else "")
     for heading, table in found.items():
         if ahead := table.ratios.get("ahead"):
             least = ahead_rows(ahead)
@@ -326,6 +327,11 @@ def main(
         return dry_run(peers, tables)
     if reason := why_no_launch():
         raise click.ClickException(f"{reason}; --dry-run prints what would be measured")
+    if missing := [name for name in kernels if name not in _C.kv_injection_attention_kernels()]:
+        click.echo(
+            f"without {' and '.join(missing)}: no GPU has run them, so they are compiled by {EXPERIMENTAL_BUILD}"
+        )
+        kernels = tuple(name for name in kernels if name not in missing)
     describe_machine()
     copy, nothing = copy_speed(runs), torch.zeros(1, device="cuda")
     empty = median_seconds({"empty": graph_of(nothing.zero_)}, runs)["empty"]

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 PRODUCTS = {"_C*.so": ".", "libdflash_trt_plugins.so": "lib"}
 """Built libraries, with their places in the package."""
 ARCHITECTURES = "DFLASH_CUDA_ARCHITECTURES"
+EXPERIMENTAL = "DFLASH_EXPERIMENTAL_KERNELS=ON"
 
 
 def definitions() -> list[str]:
@@ -28,7 +29,7 @@ def definitions() -> list[str]:
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    return ["DFLASH_CUDA=ON", f"{ARCHITECTURES}={major}{minor}a"]
+    return ["DFLASH_CUDA=ON", f"{ARCHITECTURES}={major}{minor}a", EXPERIMENTAL]
 
 
 def is_built(package: Path, defines: Sequence[str]) -> bool:
@@ -41,7 +42,8 @@ def is_built(package: Path, defines: Sequence[str]) -> bool:
     from dflash_trt import _C
 
     asked = [value for name, _, value in (define.partition("=") for define in defines) if name == ARCHITECTURES]
-    return set(asked) <= set(_C.cuda_architectures())
+    experimental = {"short", "ahead"} if EXPERIMENTAL in defines else set()
+    return set(asked) <= set(_C.cuda_architectures()) and experimental <= set(_C.kv_injection_attention_kernels())
 
 
 def _age(file: Path) -> float:

@@ -210,7 +210,8 @@ def setup_steps(cuda: int, capability: str | None, *, online: bool) -> Iterator[
 
 
 def compile_kernels(capability: str, *, online: bool) -> Step:
-    """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which older GPUs do not.
+    """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which older GPUs do not. Includes the kernels
+    that no GPU has run.
 
     Without network by cmake, with the nanobind that is there, where pip would fetch its own; not again where a build
     is newer than its sources.
@@ -222,7 +223,7 @@ def compile_kernels(capability: str, *, online: bool) -> Step:
         places = (str(Path(nvcc).parents[1] / "lib"), os.environ.get("LIBRARY_PATH"))
         environment = {"CUDACXX": nvcc, "LIBRARY_PATH": ":".join(filter(None, places))}
     architecture = capability.replace(".", "") + ("a" if float(capability) >= 9 else "")
-    defines = ("DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={architecture}")
+    defines = ("DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={architecture}", "DFLASH_EXPERIMENTAL_KERNELS=ON")
     command = "{python} -m pip install --no-deps --editable . " + " ".join(f"-C cmake.define.{x}" for x in defines)
     if not online:
         command = "{python} benchmarks/compile_kernels.py --if-stale " + " ".join(defines)

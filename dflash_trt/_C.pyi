@@ -314,8 +314,8 @@ def kv_injection_attention(
 
     workspace is any dense tensor of at least kv_injection_attention_workspace_bytes. The kernel trusts slot_ids
     and context_lengths; host_slot_ids and host_context_lengths, their values on the host, are checked.
-    kernel: "mma" runs everywhere, "short" too where head_dim is 64 or 128, "wgmma" and "ahead" on compute
-    capability 9.0 for the sizes they are compiled for; "best" chooses.
+    kernel: one of kv_injection_attention_kernels. "mma" runs everywhere, "wgmma" on compute capability 9.0 for the
+    sizes it is compiled for; "best" chooses.
 
     Raises as the reference does, and RuntimeError with CUDA's text, or in a build without CUDA.
     """
@@ -345,6 +345,9 @@ def kv_injection_append(
 
     Raises as the reference does, and RuntimeError with CUDA's text, or in a build without CUDA.
     """
+
+def kv_injection_attention_kernels() -> list[str]:
+    """Names of the attention kernels; those that no GPU has run only in a build with DFLASH_EXPERIMENTAL_KERNELS."""
 
 def cuda_architectures() -> list[str]:
     """Architectures that this module's kernels were compiled for, such as "90a"; empty in a build without nvcc."""

@@ -121,10 +121,10 @@ void print_stamps(int run, int ctas, int warps) {
 int main(int count, char** arguments) {
   if (count != 5) return std::fprintf(stderr, "usage: kernel_phases REQUESTS CONTEXT KV_HEADS RUNS\n"), 2;
   const int requests = std::atoi(arguments[1]), context = std::atoi(arguments[2]), kv_heads = std::atoi(arguments[3]);
-  int sms = 0;
-  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "the number of SMs");
+  const kv::Gpu* gpu = nullptr;
+  check(kv::current_gpu(gpu), "the GPU's properties");
   const kv::Params p = make_params(requests, context, kv_heads);
-  const kv::LaunchConfig config = kv::make_wgmma_launch_config(p, sms);
+  const kv::LaunchConfig config = kv::make_wgmma_launch_config(p, gpu->sms);
   if (config.tile_rows != ROWS) return std::fprintf(stderr, "expected ROWS %d, found %d\n", config.tile_rows, ROWS), 1;
   const kv::Grid grid = kv::attention_grid(p, config);
   void* flush = allocate<unsigned char>(kFlushBytes);
@@ -134,7 +134,7 @@ int main(int count, char** arguments) {
     check(cudaMemset(stamps, 0, sizeof kv::phase_stamps), "cudaMemset");
     check(cudaMemset(flush, run & 0xff, kFlushBytes), "cudaMemset");
     const auto kernel = kv::wgmma_attention<HEAD_DIM, ROWS, kv::BF16, FP8>;
-    check(kv::start_attention(kernel, p, config, kv::kWgmmaShared), "the launch");
+    check(kv::start_attention(kernel, p, *gpu, config, kv::kWgmmaShared), "the launch");
     check(cudaDeviceSynchronize(), "the kernel");
     if (run >= 0) print_stamps(run, grid.x * grid.y, grid.threads / 32);
   }

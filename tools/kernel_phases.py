@@ -29,7 +29,8 @@ from tools.count_kernel import PLUGINS
 from tools.sass import find, run
 
 SOURCES = [REPOSITORY / "tools/kernel_phases.cu"] + [
-    PLUGINS / "kv_injection_attention" / name for name in ("launch_config.cpp", "wgmma_launch_config.cpp")
+    PLUGINS / "kv_injection_attention" / name
+    for name in ("launch_config.cpp", "wgmma_launch_config.cpp", "kernel/gpu.cu")
 ]
 DRAFTERS = {"gpt-oss": GPT_OSS, "qwen3": QWEN3_8B}
 FLAGS = ["-std=c++20", "-O3", "--generate-code=arch=compute_90a,code=sm_90a", "-DDFLASH_STAMP_PHASES", "-Xptxas=-v"]

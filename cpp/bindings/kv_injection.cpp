@@ -6,7 +6,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -44,13 +46,33 @@ static void check(const attention::Attributes& attributes, int32_t batch, int32_
   refuse(check_limits(attributes, batch, block));
 }
 
+struct NamedKernel {
+  const char* name;
+  attention::Kernel kernel;
+};
+
+static std::span<const NamedKernel> kernels() {
+  static constexpr NamedKernel all[] = {{"best", attention::Kernel::kBest},
+                                        {"mma", attention::Kernel::kMma},
+                                        {"wgmma", attention::Kernel::kWgmma},
+                                        {"short", attention::Kernel::kShort},
+                                        {"ahead", attention::Kernel::kAhead}};
+  return {all, attention::dflash_experimental_kernels() ? std::size(all) : 3};
+}
+
+static std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const NamedKernel& known : kernels()) names.emplace_back(known.name);
+  return names;
+}
+
 static attention::Kernel kernel_named(const std::string& name) {
-  if (name == "best") return attention::Kernel::kBest;
-  if (name == "mma") return attention::Kernel::kMma;
-  if (name == "short") return attention::Kernel::kShort;
-  if (name == "wgmma") return attention::Kernel::kWgmma;
-  if (name == "ahead") return attention::Kernel::kAhead;
-  throw std::invalid_argument("kernel: expected best, mma, short, wgmma or ahead, found " + name);
+  std::string names;
+  for (const NamedKernel& known : kernels()) {
+    if (known.name == name) return known.kernel;
+    names += names.empty() ? known.name : std::string(", ") + known.name;
+  }
+  throw std::invalid_argument("kernel: expected one of " + names + ", found " + name);
 }
 
 static void launch(const attention::Attributes& attributes, const Inputs& inputs, const Array& out,
@@ -72,7 +94,7 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
     const int64_t largest_page = params.max_pages == 1 ? attention::kMaxContext : attention::kMaxPageSize;
     refuse(check_requests(params, largest_page, slot_ids->data(), context_lengths->data()));
   }
-  if (const char* error = attention::launch(params, chosen)) throw std::runtime_error(error);
+  if (const char* error = attention::dflash_launch_attention(params, chosen)) throw std::runtime_error(error);
 }
 
 using Input = nb::ndarray<nb::ro>;
@@ -91,11 +113,11 @@ static void append(const Input& kv, const Input& page_ids, const Input& offsets,
   attention::AppendParams params = append_params({kv, page_ids, offsets}, k_cache, v_cache, nb::device::cuda::value);
   refuse(check_append(params));
   params.stream = reinterpret_cast<void*>(stream);
-  if (const char* error = attention::launch_append(params)) throw std::runtime_error(error);
+  if (const char* error = attention::dflash_launch_append(params)) throw std::runtime_error(error);
 }
 
 static std::vector<std::string> cuda_architectures() {
-  std::istringstream words(DFLASH_CUDA_ARCHITECTURES);
+  std::istringstream words(attention::dflash_cuda_architectures());
   std::vector<std::string> names;
   for (std::string name; words >> name;) names.push_back(name);
   return names;
@@ -133,6 +155,7 @@ static void bind_attributes(nb::module_& module) {
 void bind_kv_injection(nb::module_& module) {
   bind_attributes(module);
   module.def("cuda_architectures", &cuda_architectures);
+  module.def("kv_injection_attention_kernels", &kernel_names);
   module.def("kv_injection_attention_check", &check, nb::arg("attributes"), nb::arg("batch"), nb::arg("block"));
   module.def("kv_injection_attention_reference", &compute_reference, nb::arg("attributes"), nb::arg("inputs"),
              nb::arg("out"));

@@ -62,7 +62,8 @@ def checked_number(name: str, value: Any, field: NumberField) -> float:
     except OverflowError:
         number = math.inf
     if not low <= number <= high:
-        raise refusal(name, expected, value)
+        is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        raise refusal(name, expected, int(value) if is_whole else value)
     return number
 
 

@@ -60,6 +60,5 @@ def check_neutral(name: str, value: object, neutral: tuple[object, ...] | None =
     values = NEUTRAL_VALUES[name] if neutral is ANY else neutral
     if value is None or values is ANY or any(type(value) is type(each) and value == each for each in values):
         return
-    expected = " or ".join(map(repr, values)) or "none"
-    only = "because no other value is supported"
-    raise RequestError(f"{shown_as or name}: expected {expected}, {only}, found {shown(value)}")
+    supported = f"only {' or '.join(map(repr, values))} is supported" if values else "it is not supported"
+    raise RequestError(f"{shown_as or name}: {supported}, not {shown(value)}")

@@ -1,12 +1,31 @@
-# Compiles dflash_trt_plugins against the headers of TENSORRT_ROOT instead of tensorrt_abi/interface.h.
-set(tensorrt_include ${TENSORRT_ROOT}/include)
-if(NOT EXISTS ${tensorrt_include}/NvInferRuntime.h)
-  message(FATAL_ERROR "TENSORRT_ROOT: expected ${tensorrt_include}/NvInferRuntime.h, found no such file")
+# Compiles dflash_trt_plugins against TensorRT's own headers where they are found: in TENSORRT_ROOT, which must have
+# them, or where the system keeps headers. Else against tensorrt_abi/interface.h.
+set(DFLASH_OLDEST_TENSORRT 10.13)  # whose layouts tensorrt_abi/nvinfer.h asserts
+if(TENSORRT_ROOT)
+  set(tensorrt_include ${TENSORRT_ROOT}/include)
+  if(NOT EXISTS ${tensorrt_include}/NvInferRuntime.h)
+    message(FATAL_ERROR "TENSORRT_ROOT: expected ${tensorrt_include}/NvInferRuntime.h, found no such file")
+  endif()
+else()
+  find_path(DFLASH_TENSORRT_INCLUDE NvInferRuntime.h DOC "Folder of TensorRT's headers, if the system has them")
+  set(tensorrt_include ${DFLASH_TENSORRT_INCLUDE})
 endif()
-file(STRINGS ${tensorrt_include}/NvInferVersion.h version_lines REGEX "define TRT_(MAJOR|MINOR)_ENTERPRISE")
-string(REGEX REPLACE ".*MAJOR_ENTERPRISE ([0-9]+).*MINOR_ENTERPRISE ([0-9]+).*" "\\1.\\2"
-  DFLASH_TENSORRT_VERSION "${version_lines}")
+if(NOT tensorrt_include)
+  return()
+endif()
 
+file(STRINGS ${tensorrt_include}/NvInferVersion.h version_lines REGEX "define (TRT|NV_TENSORRT)_(MAJOR|MINOR)(_ENTERPRISE)? +[0-9]+")
+string(REGEX REPLACE ".*_MAJOR[A-Z_]* +([0-9]+).*_MINOR[A-Z_]* +([0-9]+).*" "\\1.\\2" tensorrt_version "${version_lines}")
+if(NOT tensorrt_version VERSION_GREATER_EQUAL DFLASH_OLDEST_TENSORRT)
+  set(found "expected TensorRT ${DFLASH_OLDEST_TENSORRT} or newer, found ${tensorrt_version} in ${tensorrt_include}")
+  if(TENSORRT_ROOT)
+    message(FATAL_ERROR "TENSORRT_ROOT: ${found}")
+  endif()
+  message(STATUS "TensorRT's headers are not used: ${found}")
+  return()
+endif()
+
+set(DFLASH_TENSORRT_VERSION ${tensorrt_version})
 target_compile_definitions(dflash_trt_plugins PRIVATE DFLASH_TENSORRT_SDK=1)
 target_include_directories(dflash_trt_plugins SYSTEM PRIVATE ${tensorrt_include})
 # TensorRT's headers include <cuda_runtime_api.h>, for the names of two types.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/export.h"
 #include "kv_injection_attention/check.h"
 
 namespace dflash::kv_injection {
@@ -35,6 +36,6 @@ void append_reference(const AppendParams& params);
 
 // Starts the copy on params.stream and returns at once: no allocation, no synchronisation, capturable.
 // `params` must have passed check_append. Returns nullptr, or CUDA's error string.
-const char* launch_append(const AppendParams& params);
+DFLASH_EXPORT const char* dflash_launch_append(const AppendParams& params);
 
 }  // namespace dflash::kv_injection

@@ -91,7 +91,6 @@ LaunchConfig make_launch_config(const Params& p, int32_t ctas, int32_t shared_li
 }
 
 bool short_fits(const Params& p) { return p.head_dim == 64 || p.head_dim == 128; }
-bool short_pays(const Params& p) { return short_fits(p) && longest_context(p) <= kShortRows; }
 
 LaunchConfig make_short_launch_config(const Params& p, int32_t sms, int32_t shared_limit) {
   LaunchConfig config{};

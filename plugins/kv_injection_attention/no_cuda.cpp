@@ -11,7 +11,8 @@ static const char* without_cuda() {
 }
 
 int32_t compute_capability() { return 0; }
-const char* launch(const Params&, Kernel) { return without_cuda(); }
-const char* launch_append(const AppendParams&) { return without_cuda(); }
+bool dflash_experimental_kernels() { return false; }
+const char* dflash_launch_attention(const Params&, Kernel) { return without_cuda(); }
+const char* dflash_launch_append(const AppendParams&) { return without_cuda(); }
 
 }  // namespace dflash::kv_injection

@@ -36,6 +36,7 @@ AttentionPlugin::AttentionPlugin(const Attributes& attributes) : attributes_(att
 
 AttentionPlugin::AttentionPlugin(const AttentionPlugin& other) : AttentionPlugin(other.attributes_) {
   num_inputs_ = other.num_inputs_;
+  workspace_bytes_ = other.workspace_bytes_;
 }
 
 nvinfer1::IPluginCapability* AttentionPlugin::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
@@ -114,8 +115,10 @@ int32_t AttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t n
                                        const PluginTensorDesc* outputs, int32_t num_outputs) noexcept {
   return guard("onShapeChange", kFailure, [&] {
     expect_counts(attributes_, num_inputs, num_outputs);
-    refuse(check_sizes(call_params(attributes_, inputs, num_inputs, outputs[0])));
+    const Params p = call_params(attributes_, inputs, num_inputs, outputs[0]);
+    refuse(check_sizes(p));
     num_inputs_ = num_inputs;
+    workspace_bytes_ = workspace_size(p);
     return kSuccess;
   });
 }
@@ -129,10 +132,10 @@ int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descs, const Plug
     Params p = call_params(attributes_, input_descs, num_inputs_, output_descs[0], at);
     refuse(check_params(p));
     p.workspace = workspace;
-    p.workspace_bytes = workspace_size(p);  // TensorRT passes as many bytes as getWorkspaceSize returned
+    p.workspace_bytes = workspace_bytes_;  // TensorRT passes as many bytes as getWorkspaceSize returned
     refuse(check_workspace(p));
     p.stream = stream;
-    if (const char* error = launch(p)) throw std::runtime_error(error);
+    if (const char* error = dflash_launch_attention(p, Kernel::kBest)) throw std::runtime_error(error);
     return kSuccess;
   });
 }

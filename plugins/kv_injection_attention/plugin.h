@@ -59,7 +59,9 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
  private:
   Attributes attributes_;
   SerializedFields serialized_;
-  int32_t num_inputs_ = 0;  // set by onShapeChange; enqueue does not get it
+  // Set by onShapeChange; enqueue gets neither.
+  int32_t num_inputs_ = 0;
+  size_t workspace_bytes_ = 0;
 };
 
 }  // namespace dflash::kv_injection

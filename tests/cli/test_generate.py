@@ -189,10 +189,10 @@ def test_sampling_settings(engine: Path, prompts: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--temperature", "-1", "temperature: expected 0 or more, found -1.0"),
+        ("--temperature", "-1", "temperature: expected 0 or more, found -1"),
         ("--draft-length", "99", "draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3)"),
         ("--cache-gib", "0.00001", "which is what 1e-05 GiB of cache hold"),
-        ("--cache-gib", "0", "cache_gib: expected more than 0 and at most 1048576 GiB, found 0.0"),
+        ("--cache-gib", "0", "cache_gib: expected more than 0 and at most 1048576 GiB, found 0"),
         ("--max-tokens", "9999", "prompt: expected at most 8192 tokens (max_position_embeddings of the target)"),
         ("--device", "cuda", "device: expected a CUDA device, found none that torch"),
     ],

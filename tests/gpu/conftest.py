@@ -10,7 +10,8 @@ from functools import cache
 import pytest
 import torch
 
-from tests.gpu.launches import takes, why_no_launch
+from dflash_trt import _C
+from tests.gpu.launches import EXPERIMENTAL_BUILD, takes, why_no_launch
 from tests.plugins.cases import Case
 
 
@@ -24,7 +25,10 @@ _why_no_launch = cache(why_no_launch)
 
 
 @pytest.fixture(autouse=True)
-def format_of_the_gpu(request: pytest.FixtureRequest) -> None:
-    case = request.node.callspec.params.get("case") if hasattr(request.node, "callspec") else None
+def fits_the_gpu_and_the_build(request: pytest.FixtureRequest) -> None:
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    case, kernel = params.get("case"), params.get("kernel", "best")
     if isinstance(case, Case) and not takes(case, torch.cuda.get_device_capability()):
         pytest.skip("needs a GPU of compute capability 8.9 or newer for an FP8 cache")
+    if kernel not in _C.kv_injection_attention_kernels():
+        pytest.skip(f"no GPU has run this kernel, so it is not compiled by default: {EXPERIMENTAL_BUILD}")

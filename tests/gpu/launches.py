@@ -16,6 +16,7 @@ from tests.plugins.cases import BF16, F16, FP8, Case
 from tests.plugins.tensors import Guarded, Tensors, attributes, inputs, output
 
 BUILD = "pip install -e . -C cmake.define.DFLASH_CUDA=ON"
+EXPERIMENTAL_BUILD = f"{BUILD} -C cmake.define.DFLASH_EXPERIMENTAL_KERNELS=ON"
 
 
 def why_no_launch() -> str | None:

@@ -10,10 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import torch
 
+from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.device.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.runtime.load import open_session
@@ -68,21 +70,22 @@ def sanitize(tool: str, *arguments: str) -> None:
     assert DONE in result.stdout
 
 
-def calls(capability: tuple[int, int]) -> list[tuple[Case, Tensors, str]]:
+def calls(capability: tuple[int, int], compiled: Sequence[str]) -> list[tuple[Case, Tensors, str]]:
     """Case, inputs and kernel of each; the FP8 kernel of warpgroup instructions is for compute capability 9.0 alone."""
     bad = [(name, values[2]) for name, values in BAD.items()]
     many_rows = [(case, kernel) for case in MANY_ROWS_FP8 for kernel in ("mma", "wgmma", "ahead")]
-    return [
+    made = [
         *((case, draw(case), "best") for case in CASES if takes(case, capability)),
         *((case, draw(case), "short") for case in CASES if takes(case, capability) and case.D in (64, 128)),
         *((case, out_of_range(draw(case), *value), "best")
           for case in OUT_OF_RANGE if takes(case, capability) for value in bad),
         *((case, draw(case), kernel) for case, kernel in many_rows if capability == (9, 0)),
     ]  # fmt: skip
+    return [call for call in made if call[2] in compiled]
 
 
 def make_calls(tool: str) -> None:
-    for case, tensors, kernel in calls(torch.cuda.get_device_capability()):
+    for case, tensors, kernel in calls(torch.cuda.get_device_capability(), _C.kv_injection_attention_kernels()):
         if tool == "racecheck" and case.name not in TWO_WARPS:
             continue
         Launch(case, moved(tensors, "cuda"), kernel=kernel).run()  # drawn on the CPU, so that few other kernels run

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_the_wheel_says_its_commit(programs: Path, tmp_path: Path) -> None:
     assert lines[2].startswith("kernels: none: built without nvcc")
     place = alone(programs, tmp_path, "python", "-c", "import dflash_trt; print(dflash_trt.__file__)")
     assert Path(place.strip()).is_relative_to(programs.parent)
+
+
+@pytest.mark.full
+def test_the_wheel_names_whose_code_it_holds(programs: Path) -> None:
+    with zipfile.ZipFile(wheel(programs.parent)) as files:
+        folder = f"dflash_trt-{__version__}.dist-info/licenses"
+        notice = files.read(f"{folder}/NOTICE").decode()
+        assert f"{folder}/LICENSE" in files.namelist()
+    assert all(owner in notice for owner in ("Wenzel Jakob", "Thibaut Goetghebuer-Planchon", "NVIDIA CUDA Runtime"))
 
 
 @pytest.mark.full

@@ -100,8 +100,9 @@ def test_a_call_reads_the_output_of_the_call_in_front() -> None:
 def test_the_sanitizer_sees_every_kernel_of_the_gpu(
     capability: tuple[int, int], kernels: set[str], caches: int
 ) -> None:
-    made = calls(capability)
+    made = calls(capability, ("best", "mma", "wgmma", "short", "ahead"))
     assert {kernel for _, _, kernel in made} == kernels
+    assert {kernel for _, _, kernel in calls(capability, ("best", "mma"))} == kernels & {"best", "mma"}
     assert len({case.cache_dtype for case, _, _ in made}) == caches
 
 
@@ -149,7 +150,6 @@ class Kernel:
     """Output of ptxas for one kernel and architecture."""
 
     name: str
-    is_ahead: bool  # sm_90a's, with products ahead: the last of its template's arguments
     architecture: str
     stack: int
     spills: int
@@ -157,7 +157,7 @@ class Kernel:
 
 
 REPORT = re.compile(
-    r"Compiling entry function '\w*?(attention|combine|append)(?:\w*?(ELb1ELb1E))?\w*' for 'sm_(\w+)'\n.*\n"
+    r"Compiling entry function '\w*?(attention|combine|append)\w*' for 'sm_(\w+)'\n.*\n"
     r"\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
     r".*Used (\d+) registers"
 )
@@ -165,18 +165,18 @@ REPORT = re.compile(
 
 def kernels(ptxas: str) -> list[Kernel]:
     return [
-        Kernel(name, bool(ahead), architecture, int(stack), int(stores) + int(loads), int(registers))
-        for name, ahead, architecture, stack, stores, loads, registers in REPORT.findall(ptxas)
+        Kernel(name, architecture, int(stack), int(stores) + int(loads), int(registers))
+        for name, architecture, stack, stores, loads, registers in REPORT.findall(ptxas)
     ]
 
 
-def compile_source(build: Path, source: str, architectures: tuple[str, ...]) -> list[Kernel]:
+def compile_source(build: Path, source: str, architectures: tuple[str, ...], **options: str) -> list[Kernel]:
     """Runs nvcc as CMake would, with ptxas telling what it made."""
     if shutil.which(os.environ.get("CUDACXX", "nvcc")) is None:
         pytest.skip("no nvcc: install the CUDA toolkit")
     result = configure(
         build, DFLASH_CUDA="ON", DFLASH_CUDA_ARCHITECTURES=";".join(architectures), CMAKE_CUDA_FLAGS="-Xptxas=-v",
-        CMAKE_EXPORT_COMPILE_COMMANDS="ON",
+        CMAKE_EXPORT_COMPILE_COMMANDS="ON", **options,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     (entry,) = (
@@ -198,8 +198,7 @@ def compile_source(build: Path, source: str, architectures: tuple[str, ...]) -> 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_nvcc_neither_warns_nor_spills(head_dim: int, tmp_path: Path) -> None:
     made = compile_source(tmp_path, f"head_dim_{head_dim}.cu", ARCHITECTURES)
-    # Two formats of the block, and of each attention two of the cache for each; some have short ones.
-    names = ("attention",) * (8 if head_dim in (64, 128) else 4) + ("combine",) * 2
+    names = ("attention",) * 4 + ("combine",) * 2  # two formats of the block, and of the cache two for each
     expected = [(name, arch) for arch in ARCHITECTURES if arch in MACHINE_CODE for name in names]
     assert sorted((kernel.name, kernel.architecture) for kernel in made) == sorted(expected)
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
@@ -219,12 +218,23 @@ def test_the_append_neither_warns_nor_spills(tmp_path: Path) -> None:
 def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int, teams: int, tmp_path: Path) -> None:
     made = compile_source(tmp_path, f"wgmma_{head_dim}.cu", ARCHITECTURES)
     assert {(kernel.name, kernel.architecture) for kernel in made} == {("attention", "90a")}
-    # For each number of rows two formats of the block, and for each of them two of the cache; above 32 with products
-    # ahead, too, for one of these.
-    assert Counter(kernel.is_ahead for kernel in made) == {False: 4 * rows, True: 2 * (rows - 1)}
+    assert len(made) == 4 * rows  # for each number of rows two formats of the block, for each of them two of the cache
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
-    most = {False: SM_REGISTERS // (128 * teams), True: SM_REGISTERS // (128 * 2)}
-    assert [kernel for kernel in made if kernel.registers > most[kernel.is_ahead]] == []
+    assert [kernel for kernel in made if kernel.registers > SM_REGISTERS // (128 * teams)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("source", "architectures", "count"), [("short.cu", MACHINE_CODE, 8), ("ahead.cu", ("90a",), 6)]
+)
+def test_kernels_that_no_gpu_has_run_neither_warn_nor_spill(
+    source: str, architectures: tuple[str, ...], count: int, tmp_path: Path
+) -> None:
+    """Short contexts' for head_dim 64 and 128; with products ahead for 64 rows and, with head_dim 64, 80."""
+    made = compile_source(tmp_path, source, ARCHITECTURES, DFLASH_EXPERIMENTAL_KERNELS="ON")
+    assert Counter(kernel.architecture for kernel in made) == dict.fromkeys(architectures, count)
+    assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
+    assert [kernel for kernel in made if source == "ahead.cu" and kernel.registers > SM_REGISTERS // (128 * 2)] == []
 
 
 # A branch around an instruction, a loop of two, an early end and the last.

@@ -59,7 +59,7 @@ def test_what_is_given_is_read_and_no_more() -> None:
     inputs = read_inputs({"text_input": TEXT_INPUT})
     assert (inputs.streaming, inputs.echo, inputs.returns) == (False, False, frozenset())
     assert inputs.params == SamplingParams(max_tokens=32, temperature=0.0, logprobs=False)
-    with pytest.raises(RequestError, match=r"sampling_param_best_of: expected 1, .* found 2"):
+    with pytest.raises(RequestError, match=r"sampling_param_best_of: only 1 is supported, not 2"):
         read_inputs({"text_input": TEXT_INPUT, "sampling_param_best_of": np.array([2])})
     with pytest.raises(RequestError, match="sampling_param_top_k: expected one value, found 2"):
         read_inputs({"text_input": TEXT_INPUT, "sampling_param_top_k": np.array([1, 2], dtype=np.int32)})

@@ -126,11 +126,11 @@ def _threads() -> ThreadPoolExecutor:
 def bounded(grammar: Grammar) -> Grammar:
     """Returns `grammar`; RequestError for one with too many characters or levels of brackets."""
     if (size := len(grammar.text)) > MAX_CHARACTERS:
-        raise RequestError(f"{grammar.field}: expected at most {MAX_CHARACTERS} characters, found {size}")
+        raise RequestError(f"{grammar.field}: {size} characters of a {grammar.kind} are more than {MAX_CHARACTERS}")
     limit = MAX_NESTING[grammar.kind]
     change = {"(": 1, ")": -1} if grammar.kind in ("regex", "grammar") else {"{": 1, "[": 1, "}": -1, "]": -1}
     if max(accumulate(change.get(c, 0) for c in grammar.text), default=0) > limit:
-        raise RequestError(f"{grammar.field}: expected at most {limit} levels of brackets, found more")
+        raise RequestError(f"{grammar.field}: the {grammar.kind} has more than {limit} levels of brackets")
     return grammar
 
 

@@ -28,8 +28,9 @@ class GuidedDecoding:
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
         """Masks the rows [K + 1, V] up to the first proposal that does not match; the matcher stays where it is.
 
-        RequestError for a grammar that takes too much work.
+        RequestError for a grammar that takes too much work, here or in `advance`.
         """
+        self._check()
         # An end token is a step of llguidance 1.9.1 only where the text could go on, so none is ever consumed.
         # No refused draft is consumed either: findings/llguidance_refused_token_ends_the_matcher.sh
         drafts = list(takewhile(lambda token: token not in self._end_ids, proposals))
@@ -43,12 +44,14 @@ class GuidedDecoding:
             self._matcher.rollback(num_valid)
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Advances the matcher up to the end token; accepted tokens after it do not count."""
+        """Advances the matcher up to the end token; accepted tokens after it do not count.
+
+        Where that takes too much work, `process` says so: the tokens are already the answer's.
+        """
         for token in token_ids:
             self._has_ended = self._has_ended or token in self._end_ids
             if not self._has_ended:
                 self._matcher.consume_token(token)
-        self._check()
 
     def forced(self) -> list[int]:
         """Tokens that must come next, each the only one that its row leaves; [] where there is a choice."""

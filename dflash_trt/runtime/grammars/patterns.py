@@ -38,7 +38,8 @@ def reason(error: str) -> str:
     """One line of an error message of llguidance, which quotes the grammar over several lines."""
     lines = [line for line in error.partition("\n<")[0].splitlines() if line.strip()]
     named = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
-    return cut((named or lines or [error])[0])
+    first = (named or lines or [error])[0]
+    return "the branches of a oneOf overlap" if first.startswith("oneOf constraints are not") else cut(first)
 
 
 def _unsupported(pattern: str) -> str | None:

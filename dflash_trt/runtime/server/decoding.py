@@ -9,7 +9,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from dflash_trt.api.fields import checked_number
 from dflash_trt.api.neutral_fields import ANY, check_neutral
+from dflash_trt.api.sampling_params import NUMBERS
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.files.strict_yaml import nearest
 
@@ -17,6 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 TYPES = {"int": "an integer", "float": "a number", "str": "a text", "array": "a list", "object": "an object",
          "bool": "true or false", "null": "null"}  # fmt: skip
 """Words for msgspec's types."""
+ALIASES = {"max_completion_tokens": "max_tokens"}
 UNITS = {"str": "characters", "array": "items", "object": "items"}
 PATH = re.compile(r" - at (?:`key` in )?`\$\.(?P<path>.+)`")
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -34,7 +37,7 @@ def decode_fields(fields: Mapping[str, Any], body: type[T], neutral: Mapping[str
     given = {name: value for name, value in fields.items() if value is not None}
     for name, value in given.items():
         if name.startswith("guided_") and name not in neutral:
-            raise RequestError(f"{name}: expected structured_outputs, its name since vLLM 0.12, found the old one")
+            raise RequestError(f"{name}: vLLM 0.12 renamed it to structured_outputs")
         if name not in names and neutral.get(name) is not ANY:
             check_neutral(name, value, neutral[name])
     known = {name: value for name, value in given.items() if name in names or name not in neutral}
@@ -55,8 +58,10 @@ def _refusal(problem: str, fields: Mapping[str, Any], body: type[msgspec.Struct]
             f"{parent}{unknown['name'][:100]}: unknown field" + (f"; did you mean {like}?" if like else "")
         )
     if missing := MISSING.match(problem):
-        return RequestError(f"{parent}{missing['name']}: expected a value, found none")
+        return RequestError(f"{parent}{missing['name']}: the field is missing")
     value = fields[re.split(r"[.\[]", path)[0]]
+    if (number := NUMBERS.get(ALIASES.get(path, path))) is not None:
+        checked_number(path, value, number)
     if length := LENGTH.match(problem):
         bound, other = ("most", "more") if length["sign"] == "<" else ("least", "fewer")
         found = len(value) if path in fields else other

@@ -132,15 +132,15 @@ class Endpoints:
         check_model(body.model, self._model)
         is_text = body.messages is None  # to which a chat template adds them
         if body.add_special_tokens not in (None, is_text):
-            expected = "true, as in a completion" if is_text else "false, as in a chat"
-            raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
+            only = "true, as in a completion" if is_text else "false, as in a chat"
+            raise HttpError(400, f"add_special_tokens: only {only}, is supported")
         if body.messages is not None:
             messages = read_messages(body.messages)
             ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded), client=client)
         elif body.prompt is not None:
             ids = await self._tokenizers.encode(body.prompt, client=client)
         else:
-            raise HttpError(400, "prompt: expected a text, or messages, found neither")
+            raise HttpError(400, "prompt: either it or messages must be given")
         return Tokens(len(ids), self._backend.max_length, ids)
 
     async def prepare(self) -> None:

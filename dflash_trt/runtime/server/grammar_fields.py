@@ -11,6 +11,7 @@ import msgspec
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.server.json_object import decode_object
+from dflash_trt.runtime.server.request_fields import FORMATS
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -20,7 +21,7 @@ def read_grammar(fields: dict[str, Any]) -> Grammar | None:
     grammar = _response_format(fields.get("response_format", {"type": "text"}))
     if (options := fields.get("structured_outputs")) is not None:
         if grammar is not None:
-            raise RequestError("structured_outputs: expected none together with response_format, found both")
+            raise RequestError("structured_outputs: it cannot be combined with response_format")
         grammar = _structured_outputs(options)
     return grammar
 
@@ -28,26 +29,25 @@ def read_grammar(fields: dict[str, Any]) -> Grammar | None:
 def _response_format(value: object) -> Grammar | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("text", "json_object") and isinstance(value, dict) and len(value) > 1:
-        raise RequestError(
-            f'response_format: expected {{"type": "{kind}"}} alone, or json_schema, found {shown(value)}'
-        )
+        raise RequestError(f"response_format: type {kind} takes no other fields: {shown(value)}")
     if kind == "text":
         return None
     if kind == "json_object":
         return Grammar(kind="json_schema", text=ANY_OBJECT, field="response_format")
     if kind == "json_schema" and isinstance(value, dict):
         described = value.get("json_schema")
-        return _json(described.get("schema") if isinstance(described, dict) else None, "response_format")
+        if not isinstance(described, dict) or "schema" not in described:
+            raise RequestError(f"response_format: json_schema.schema is missing: {shown(value)}")
+        return _json(described["schema"], "response_format")
     if kind == "structural_tag":
         return Grammar(kind="structural_tag", text=_encoded(value, "response_format"), field="response_format")
-    expected = '{"type": "text"}, json_object, json_schema or structural_tag'
-    raise RequestError(f"response_format: expected {expected}, found {shown(value)}")
+    raise RequestError(f"response_format: its type is none of {', '.join(FORMATS)}: {shown(value)}")
 
 
 def _structured_outputs(value: object) -> Grammar:
     options = {k: v for k, v in value.items() if v is not None and v is not False} if isinstance(value, dict) else {}
     if len(options) != 1 or not options.keys() <= READERS.keys():
-        raise RequestError(f"structured_outputs: expected one of {', '.join(READERS)}, found {shown(value)}")
+        raise RequestError(f"structured_outputs: it must have one of {', '.join(READERS)}: {shown(value)}")
     ((name, option),) = options.items()
     return READERS[name](option)
 
@@ -55,7 +55,7 @@ def _structured_outputs(value: object) -> Grammar:
 def _json(value: object, field: str = "structured_outputs") -> Grammar:
     schema = decode_object(value, field) if isinstance(value, str) else value
     if not isinstance(schema, dict):
-        raise RequestError(f"{field}: expected a JSON schema, found {shown(value)}")
+        raise RequestError(f"{field}: the JSON schema is no object, but {shown(value)}")
     return Grammar(kind="json_schema", text=_encoded(schema, field), field=field)
 
 
@@ -63,24 +63,24 @@ def _encoded(value: object, field: str = "structured_outputs") -> str:
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
-        raise RequestError(f"{field}: expected fewer levels of brackets, found too many") from None
+        raise RequestError(f"{field}: it has too many levels of brackets") from None
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise RequestError(f"structured_outputs: expected a text, found {shown(value)}")
+        raise RequestError(f"structured_outputs: {shown(value)} is no text")
     return value
 
 
 def _json_object(value: object) -> Grammar:
     if value is not True:
-        raise RequestError(f"structured_outputs: expected json_object true, found {shown(value)}")
+        raise RequestError(f"structured_outputs: json_object can only be true, not {shown(value)}")
     return Grammar(kind="json_schema", text=ANY_OBJECT)
 
 
 def _choice(value: object) -> Grammar:
     if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
-        raise RequestError(f"structured_outputs: expected a list of texts to choose from, found {shown(value)}")
+        raise RequestError(f"structured_outputs: choice is no list of texts, but {shown(value)}")
     return Grammar(kind="choice", text=_encoded(value))
 
 

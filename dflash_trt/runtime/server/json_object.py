@@ -23,10 +23,10 @@ def decode_object(body: bytes | str, field: str = "body") -> dict[str, object]:
     try:
         encoded = body.encode() if isinstance(body, str) else body
         if (limit := _exceeded(encoded)) is not None:
-            raise HttpError(400, f"{field}: expected at most {limit}, found more")
+            raise HttpError(400, f"{field}: it has more than {limit}")
         return msgspec.json.decode(encoded, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise HttpError(400, f"{field}: expected a JSON object, found {error}") from None
+        raise HttpError(400, f"{field}: this is no JSON object: {error}") from None
 
 
 def _exceeded(json: bytes) -> str | None:

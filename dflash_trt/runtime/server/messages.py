@@ -23,8 +23,7 @@ def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(calls := message.get("tool_calls"), list):
             num_characters += sum(map(_argument_characters, calls))
             if num_characters > MAX_ARGUMENT_CHARACTERS:
-                limit = MAX_ARGUMENT_CHARACTERS
-                raise RequestError(f"messages: expected at most {limit} characters of arguments, found more")
+                raise RequestError(f"messages: arguments have more than {MAX_ARGUMENT_CHARACTERS} characters")
             message = message | {"tool_calls": [_tool_call(call) for call in calls]}
             message["content"] = message.get("content") or ""
         messages.append(message)

@@ -78,7 +78,7 @@ def parse_request(
         chat = None
     check_model(body.model, model)
     if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: expected a request with stream: true, found none")
+        raise RequestError("stream_options: it needs stream: true")
     echo = completion is not None and completion.echo
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens == 0 and not echo:
@@ -93,7 +93,7 @@ def parse_request(
                 "tools: the target's chat template writes no calls in the format of Hermes, Qwen3-Coder, GLM or harmony"
             )
         if grammar is not None:
-            raise RequestError(f"{grammar.field}: expected none together with tools, found both")
+            raise RequestError(f"{grammar.field}: it cannot be combined with tools")
         grammar = call_grammar(tools, tool_format)
     has_logprobs, top_logprobs = _logprobs(body)
     return GenerationRequest(
@@ -121,7 +121,7 @@ def parse_request(
 def check_model(given: str | None, model: str) -> None:
     """Raises HttpError 404 for another model than the served one; None is that one."""
     if given not in (None, model):
-        raise HttpError(404, f"model: expected {model}, found {given!r}", code="model_not_found")
+        raise HttpError(404, f"model: {given!r} is not served here, only {model}", code="model_not_found")
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     if (effort := body.reasoning_effort) is None:
         return body.chat_template_kwargs
     if effort not in REASONING_EFFORTS:
-        raise RequestError(f"reasoning_effort: expected one of {', '.join(REASONING_EFFORTS)}, found {shown(effort)}")
+        raise RequestError(f"reasoning_effort: {shown(effort)} is none of {', '.join(REASONING_EFFORTS)}")
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", **body.chat_template_kwargs}
 
 
@@ -140,7 +140,7 @@ def _logprobs(body: CompletionBody | ChatBody) -> tuple[bool, int]:
             raise RequestError(f"logprobs: expected an integer, 0 to {MAX_TOP_LOGPROBS}, found true")
         return body.logprobs is not False, int(body.logprobs)
     if body.top_logprobs and not body.logprobs:
-        raise RequestError(f"top_logprobs: expected none without logprobs: true, found {body.top_logprobs}")
+        raise RequestError("top_logprobs: it needs logprobs: true")
     return body.logprobs, body.top_logprobs
 
 
@@ -151,5 +151,5 @@ def _prompts(given: str | list[Any], max_length: int) -> list[Prompt]:
         raise RequestError(f"prompt: expected at most {max_length} tokens, found {longest}")
     kinds = set(map(type, given))
     if len(kinds) > 1:
-        raise RequestError(f"prompt: expected a text, a list of token ids, or a list of either, found {shown(given)}")
+        raise RequestError(f"prompt: its items are of several kinds: {shown(given)}")
     return [given] if kinds == {int} else list(given)

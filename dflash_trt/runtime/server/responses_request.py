@@ -104,9 +104,9 @@ def _text(content: object, field: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestError(f"{field}: expected a text or a list of parts, found {shown(content)}")
+        raise RequestError(f"{field}: it is neither a text nor a list of parts: {shown(content)}")
     for part in content:
         is_text = isinstance(part, dict) and part.get("type") in (*TEXT_PARTS, "reasoning_text")
         if not is_text or not isinstance(part.get("text"), str):
-            raise RequestError(f"{field}: expected parts of the types {', '.join(TEXT_PARTS)}, found {shown(part)}")
+            raise RequestError(f"{field}: only {' and '.join(TEXT_PARTS)} are supported, not {shown(part)}")
     return "".join(part["text"] for part in content)

@@ -85,7 +85,7 @@ class TokenizerPool:
         num_bytes: int,
     ) -> list[int]:
         if len(messages) > self._max_length:
-            raise RequestError(f"messages: expected at most {self._max_length}, found {len(messages)}")
+            raise RequestError(f"messages: there are {len(messages)}; at most {self._max_length} are allowed")
         size = sum(len(str(message.get("content") or "")) for message in messages)
         self._check_characters(size)
         pool, tokenizer = self._choose(num_bytes)
@@ -122,8 +122,8 @@ class TokenizerPool:
     def _check_characters(self, num_characters: int) -> None:
         if num_characters > self.max_characters:
             raise RequestError(
-                f"prompt: expected at most {self._max_length} tokens, which are at most {self.max_characters}"
-                f" characters, found {num_characters} characters"
+                f"prompt: {num_characters} characters are more than {self._max_length} tokens can have,"
+                f" {self.max_characters}"
             )
 
     def _check_tokens(self, tokenizer: PreTrainedTokenizerBase, text: str, cancelled: threading.Event) -> None:
@@ -135,6 +135,6 @@ class TokenizerPool:
             chunk = text[begin : begin + CHUNK_CHARACTERS].encode(errors="replace").decode()
             num_tokens += len(tokenizer(chunk, add_special_tokens=False)["input_ids"]) - SLACK_TOKENS
             if num_tokens > self._max_length:
-                raise RequestError(f"prompt: expected at most {self._max_length} tokens, found more")
+                raise RequestError(f"prompt: it has more than {self._max_length} tokens")
             if time.monotonic() > deadline:
                 raise RequestError(f"prompt: the tokenizer takes more than {TOKENIZER_SECONDS:g} s")

@@ -59,9 +59,9 @@ def read_tools(body: ChatBody) -> Tools | None:
     if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
         named = choice["function"].get("name")
     if named is None and choice not in TOOL_CHOICES:
-        raise RequestError(f"tool_choice: expected none, auto, required or a function, found {shown(choice)}")
+        raise RequestError(f"tool_choice: it is none of {', '.join(TOOL_CHOICES)} and no function: {shown(choice)}")
     if (named is not None and named not in names) or (choice == "required" and not names):
-        raise RequestError(f"tool_choice: expected one of tools, found {shown(named or choice)}")
+        raise RequestError(f"tool_choice: {shown(named or choice)}, but tools has {'no such one' if named else 'none'}")
     if named is not None:
         return Tools(definitions=[definitions[names.index(named)]], required=True, parallel=False)
     if not definitions or choice == "none":
@@ -72,14 +72,14 @@ def read_tools(body: ChatBody) -> Tools | None:
 def _name(definition: Json) -> str:
     function = definition.get("function")
     if not isinstance(function, dict) or definition.get("type") != "function":
-        raise RequestError(f'tools: expected {{"type": "function", "function": {{...}}}}, found {shown(definition)}')
+        raise RequestError(f"tools: only functions are supported, not {shown(definition)}")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise RequestError(f"tools: expected names of 1 to 64 letters, digits, _ and -, found {shown(name)}")
+        raise RequestError(f"tools: a name has 1 to 64 letters, digits, _ and -, unlike {shown(name)}")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"tools: strict of {name} is neither true nor false, but {shown(function['strict'])}")
     if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
-        raise RequestError(f"tools: expected parameters as the JSON schema of an object, found {shown(parameters)}")
+        raise RequestError(f"tools: parameters of {name} are no JSON schema of an object: {shown(parameters)}")
     return name
 
 

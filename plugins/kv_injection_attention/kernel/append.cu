@@ -7,9 +7,11 @@
 
 namespace dflash::kv_injection {
 
-const char* launch_append(const AppendParams& p) {
+const char* dflash_launch_append(const AppendParams& p) {
   if (p.rows == 0) return nullptr;
-  const cudaError_t error = start(append, append_grid(p), p.stream, p);
+  const Gpu* gpu = nullptr;
+  cudaError_t error = current_gpu(gpu);
+  if (error == cudaSuccess) error = start(append, *gpu, append_grid(p), p.stream, p);
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // clears the error, which the caller gets from us
   return cudaGetErrorString(error);

@@ -3,7 +3,7 @@
 
 namespace dflash::kv_injection {
 
-template cudaError_t launch_head_dim<256>(const Params&, const LaunchConfig&);
-template cudaError_t launch_combine<256>(const Params&, const LaunchConfig&);
+template cudaError_t launch_head_dim<256>(const Params&, const Gpu&, const LaunchConfig&);
+template cudaError_t launch_combine<256>(const Params&, const Gpu&, const LaunchConfig&);
 
 }  // namespace dflash::kv_injection

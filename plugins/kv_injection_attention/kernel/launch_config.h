@@ -21,9 +21,6 @@ inline constexpr int kStartBytes = 200 << 10;
 // Bytes that a CTA of the sm_90a kernel reads in the time that combining takes: the second kernel's wait, schedule,
 // loads and stores. Measured with short calls on an H100; no other value was tried.
 inline constexpr int kCombineBytes = 160 << 10;
-// Context rows up to which short_attention() is used by default. By instruction counts it is faster up to about 512
-// rows, but this has not been measured on a GPU; until then callers must request it explicitly.
-inline constexpr int kShortRows = 0;
 // Partial results of a row that one warp sums sequentially before another warp is used, as long as warps are available.
 inline constexpr int kPartialsAWarp = 8;
 // All the shared memory that a CTA can have on SM 8.6, 8.9 and 12.x, and half of an SM on 9.0 and 10.x, where two CTAs
@@ -93,8 +90,10 @@ inline constexpr int kRowOutputBytes = 4 * (1 + kMaxTeams);
 
 // The window in positions. Without a window, a distance that no two positions reach and that cannot overflow a sum.
 DFLASH_ANYWHERE constexpr int window_of(int sliding_window) {
-  constexpr int kEverything = kMaxContext + kMaxBlock;
-  return sliding_window > 0 && sliding_window < kEverything ? sliding_window : kEverything;
+  constexpr uint32_t kEverything = kMaxContext + kMaxBlock;
+  // Without a comparison, whose result would occupy a register throughout the sm_90a kernel; 0 wraps around.
+  const uint32_t before = static_cast<uint32_t>(sliding_window) - 1;
+  return static_cast<int>((before < kEverything - 1 ? before : kEverything - 1) + 1);
 }
 
 struct LaunchConfig {
@@ -136,10 +135,8 @@ constexpr int32_t shared_limit(int32_t sm_bytes, int32_t reserved_bytes, int32_t
 // kSharedBudget. `params` must have passed check_sizes and is not empty.
 LaunchConfig make_launch_config(const Params& params, int32_t ctas, int32_t shared_limit = kSharedBudget);
 
-// Whether short_attention() is compiled for the call's sizes, and whether it is used by default. Both depend on sizes
-// alone, so a context beyond kShortRows never uses it. `params` must have passed check_sizes.
+// Whether short_attention() can be compiled for the call's sizes. `params` must have passed check_sizes.
 bool short_fits(const Params& params);
-bool short_pays(const Params& params);
 // Launch of short_attention(): one CTA for each request and column. The more CTAs an SM holds, the fewer teams each
 // has. No workspace is needed.
 LaunchConfig make_short_launch_config(const Params& params, int32_t sms, int32_t shared_limit);

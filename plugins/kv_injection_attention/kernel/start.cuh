@@ -4,18 +4,15 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kv_injection_attention/kernel/architecture.h"
+#include "kv_injection_attention/kernel/gpu.cuh"
 #include "kv_injection_attention/kernel/launch_config.h"
 
 namespace dflash::kv_injection {
 
-// A kernel may start early if it waits on the device for the preceding kernel of the stream. Whether it does is read
-// from the code that the driver chose for this GPU: PTX may be for an older architecture than the GPU's.
+// A kernel may start early if it waits on the device for the preceding kernel of the stream.
 template <class... Arguments>
-cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, const Arguments&... arguments) {
-  cudaFuncAttributes code{};
-  const cudaError_t error = cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel));
-  if (error != cudaSuccess) return error;
+cudaError_t start(void (*kernel)(Arguments...), const Gpu& gpu, const Grid& grid, void* stream,
+                  const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -25,7 +22,7 @@ cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, 
   config.dynamicSmemBytes = static_cast<size_t>(grid.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
-  config.numAttrs = code.ptxVersion >= kFirstDependentLaunch ? 1 : 0;
+  config.numAttrs = gpu.starts_early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -3,7 +3,6 @@
 
 namespace dflash::kv_injection {
 
-template cudaError_t launch_wgmma_head_dim<128>(const Params&, const LaunchConfig&);
-template cudaError_t launch_ahead_head_dim<128>(const Params&, const LaunchConfig&);
+template cudaError_t launch_wgmma_head_dim<128>(const Params&, const Gpu&, const LaunchConfig&);
 
 }  // namespace dflash::kv_injection

@@ -9,7 +9,8 @@
 namespace dflash::kv_injection {
 
 int32_t compute_capability() { return std::atoi(std::getenv("DFLASH_TEST_GPU")); }
-const char* launch(const Params&, Kernel) { return "no kernels"; }
-const char* launch_append(const AppendParams&) { return "no kernels"; }
+bool dflash_experimental_kernels() { return false; }
+const char* dflash_launch_attention(const Params&, Kernel) { return "no kernels"; }
+const char* dflash_launch_append(const AppendParams&) { return "no kernels"; }
 
 }  // namespace dflash::kv_injection

@@ -98,19 +98,6 @@ void check_short(const kv::Params& p, int sms, int shared) {
   expect(config.row_groups <= kv::kResultsPadding + 1, "words between warps that a value has no room for");
 }
 
-// Calls whose context is short whatever their lengths are: of few pages, or with a window.
-void check_short_pays(kv::Params p) {
-  const auto expect = [&](bool pays, const char* what) {
-    if (kv::short_pays(p) != (pays && kv::kShortRows >= 512)) std::printf("short contexts: %s\n", what);
-  };
-  p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 64, p.num_kv_heads = 8;
-  p.max_pages = 8, expect(true, "eight pages of at most 64 rows");
-  p.max_pages = 2048, expect(false, "a long context");
-  p.max_pages = 1, expect(false, "a dense cache of any size");
-  p.sliding_window = 128, expect(true, "a window");
-  p.head_dim = 96, expect(false, "a head_dim that it is not compiled for");
-}
-
 // Eight lanes of ldmatrix, with 16 bytes of eight rows each, and of copies, with 128 bytes in a row or two, meet in no
 // bank. Copies of rows that 128 does not divide are left out.
 template <int kBytes>
@@ -162,7 +149,6 @@ int main() {
   p.k_scale = p.out_scale = 1;
   p.block_dtype = kv::DType::kBF16;
   check_sharded_drafter(p);
-  check_short_pays(p);
   check_shared_limits();
   check_banks<64>(), check_banks<96>(), check_banks<128>(), check_banks<192>(), check_banks<256>(), check_banks<512>();
   const auto try_sizes = [&] {

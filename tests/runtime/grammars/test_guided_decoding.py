@@ -196,22 +196,28 @@ def test_drafts_beyond_the_end(session: Session) -> None:
         assert np.isfinite(logits[0, end])
 
 
-def test_what_takes_too_much_work_ends_its_request(session: Session) -> None:
-    hostile = Grammar(kind="grammar", text='root ::= (a | b)*\na ::= "a" a | ""\nb ::= "a" b | ""')
+HOSTILE = {
+    "mask": Grammar(kind="grammar", text='root ::= (a | b)*\na ::= "a" a | ""\nb ::= "a" b | ""'),
+    "advance": Grammar(kind="regex", text="((a{1,99}){1,99}){1,99}"),
+}
+
+
+@pytest.mark.parametrize("place", HOSTILE)
+def test_what_takes_too_much_work_ends_its_request(session: Session, place: str) -> None:
+    """The others go on, also when the same grammar comes again, whose compiled form has done that work before."""
     prompt = ids(session, "x")
-    params = [
-        SamplingParams(
-            max_tokens=800,
-            structured_outputs=hostile,
-            logit_bias=dict.fromkeys(session.stop_ids, -100.0),
-        ),
-        SamplingParams(max_tokens=4),
-    ]
-    requests = [session.request(prompt, each) for each in params]
-    with pytest.raises(RequestError, match=r"structured_outputs: the grammar takes too much work for a token"):
-        run(session.decoder(), requests)
-    assert requests[1].error is None
-    assert len(requests[1].token_ids) == 4
+    endless = dict.fromkeys(session.stop_ids, -100.0)
+    for _ in range(2):
+        params = [
+            SamplingParams(max_tokens=800, structured_outputs=HOSTILE[place], logit_bias=endless),
+            SamplingParams(max_tokens=4),
+        ]
+        requests = [session.request(prompt, each) for each in params]
+        decoder = session.decoder()
+        decoder.run(requests)
+        assert "structured_outputs: the grammar takes too much work for a token" in str(requests[0].error)
+        assert requests[1].error is None
+        assert len(requests[1].token_ids) == 4
 
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:

@@ -27,8 +27,8 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     [
         ({"stream_options": {"usage": True}}, "stream_options.usage: unknown field"),
         ({"stream_options": {"a`b": 1}}, "stream_options.a`b: unknown field"),
-        ({"pair": {}}, "pair.left: expected a value, found none"),
-        ({"pairs": [{"left": 1}, {}]}, "pairs[1].left: expected a value, found none"),
+        ({"pair": {}}, "pair.left: the field is missing"),
+        ({"pairs": [{"left": 1}, {}]}, "pairs[1].left: the field is missing"),
         ({"pairs": [{"left": 1, "x": 1}]}, "pairs[0].x: unknown field"),
         ({"pair": {"lefd": 1}}, "pair.lefd: unknown field; did you mean left?"),
         (
