@@ -131,6 +131,27 @@ def load(tmp_path: Path, text: str) -> object:
     return load_deployment(file)
 
 
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of what lies beside the file are; repository ids and recipes stay as they are."""
+    for directory in ("models/target", "models/draft", "eagle3"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "own.yaml").touch()
+    file = tmp_path / "mine.yaml"
+    text = "description: mine\ngpus: b300x8\npurpose: latency\n"
+    file.write_text(
+        f"{text}target: models/target\ndraft: ./models/draft\nrecipe: own.yaml+fp8-kv\neagle3: {{model: eagle3}}\n"
+    )
+    for elsewhere, given, prefix in ((tmp_path, "mine.yaml", ""), (tmp_path / "models", "../mine.yaml", "../")):
+        monkeypatch.chdir(elsewhere)
+        found = load_deployment(Path(given))
+        assert found.eagle3 is not None
+        names = [found.target, found.draft, found.recipe, found.eagle3.model]
+        assert names == [f"{prefix}{name}" for name in ("models/target", "models/draft", "own.yaml+fp8-kv", "eagle3")]
+    file.write_text(f"{text}target: models/other\ndraft: {tmp_path}/models/draft\nrecipe: fp8+fp8-kv\n")
+    found = load_deployment(file)
+    assert (found.target, found.draft, found.recipe) == ("models/other", f"{tmp_path}/models/draft", "fp8+fp8-kv")
+
+
 def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD + "eagle3: {model: E}\n")
