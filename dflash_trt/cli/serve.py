@@ -71,7 +71,7 @@ def serve(
     from dflash_trt.errors import EngineError
     from dflash_trt.runtime.load import open_engine
     from dflash_trt.runtime.ranks.join import join
-    from dflash_trt.runtime.server.api_keys import ApiKeys
+    from dflash_trt.runtime.server.access import ApiKeys
     from dflash_trt.runtime.server.app import make_app
     from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
     from dflash_trt.runtime.server.connections.sockets import bind, max_connections

@@ -23,6 +23,10 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, schemas, versions
 from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.constants import rates
+from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.inputs import open_acceptances, published_tau, system
+from dflash_trt.observe.estimate.step import StepModel
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, SERVED, config_of, findings, rendered, resolved
 from tests.paths import REPOSITORY
@@ -333,7 +337,7 @@ def test_the_name_says_what_it_is(name: str) -> None:
     else:
         assert suffix == deployment.file.purpose
     assert match["model"] == deployment.target.partition("/")[2].lower().removesuffix("-it").removesuffix("-instruct")
-    assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 14
+    assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 16
 
 
 def test_every_draft_of_z_lab_has_a_deployment_on_hopper_and_on_blackwell() -> None:
@@ -341,6 +345,29 @@ def test_every_draft_of_z_lab_has_a_deployment_on_hopper_and_on_blackwell() -> N
     for lowest, above in (((9, 0), (10, 0)), ((10, 0), (12, 0))):
         deployed = {resolved(name).checkpoint for name in NAMES if lowest <= sm[name] < above}
         assert {draft for draft in published_drafts() if draft.startswith("z-lab/")} <= deployed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("runtime", ["trtllm", "vllm"])
+def test_fewer_drafts_are_written_where_a_block_is_predicted_not_to_pay(runtime: Runtime) -> None:
+    """At the largest batch of each deployment whose draft's acceptance is published."""
+    written = {"trtllm": "draft_len_schedule", "vllm": "num_speculative_tokens_per_batch_size"}[runtime]
+    found = 0
+    for name in NAMES:
+        deployment = resolved(name)
+        if runtime not in deployment.runtimes or deployment.gpus.nodes > 1:  # no estimates for several nodes
+            continue
+        estimated = system(deployment, runtime)
+        if (published := published_tau(estimated)) is None:
+            continue
+        acceptance = open_acceptances(estimated, None, published.tau)[0]["dflash"]
+        model = StepModel(estimated, rates(estimated.gpu, runtime))
+        batch, length = deployment.max_batch_size, deployment.num_draft_tokens
+        drafting = point(model, "dflash", acceptance, Traffic(), batch, length).user_rate
+        pays = drafting > point(model, "none", None, Traffic(), batch, 0).user_rate
+        assert pays or written in rendered(name, runtime).arguments["speculative_config"], name
+        found += not pays
+    assert found
 
 
 def test_every_published_draft_has_a_deployment() -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.grammars.compiler import MAX_CHARACTERS, TOOLS
 from dflash_trt.runtime.grammars.structural_tags import PLACE
 from dflash_trt.runtime.server.channels import ChannelTokens
 from dflash_trt.runtime.server.hermes import BEGIN, END
@@ -25,8 +26,9 @@ NAME = r"[a-zA-Z0-9_-]{1,64}"
 """Names of functions, as in the OpenAI API."""
 AUTO: Json = {"type": "triggered_tags", "triggers": [BEGIN]}
 """Free text, and calls in it."""
-ToolFormat = ChannelTokens | Literal["hermes"] | TaggedFormat
-"""How a chat template writes calls: in harmony, with these control tokens, as Hermes does, or in its tags."""
+ToolFormat = ChannelTokens | Literal["hermes", "deepseek"] | TaggedFormat
+"""How a chat template writes calls: in harmony, with these control tokens, as Hermes or DeepSeek does, or in tags."""
+DEEPSEEK = "<｜tool▁call▁begin｜>"
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,8 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
     if (tokens := ChannelTokens.read(tokenizer)) is not None:
         return tokens
     template = str(tokenizer.chat_template or "")
+    if DEEPSEEK in template:
+        return "deepseek"
     token = tokenizer.get_added_vocab().get(BEGIN)
     is_text = token is None or not tokenizer.added_tokens_decoder[token].special
     if BEGIN not in template or not is_text:
@@ -91,6 +95,8 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar | None:
     functions = [definition["function"] for definition in tools.definitions]
     if not tools.required and not any(function.get("strict") for function in functions):
         return None
+    if (size := len(msgspec.json.encode(functions))) > MAX_CHARACTERS:
+        raise RequestError(f"tools: {size} characters to be enforced are more than {MAX_CHARACTERS}")
     calls = [
         _call(form, function, is_enforced=tools.required or bool(function.get("strict"))) for function in functions
     ]
@@ -101,7 +107,7 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar | None:
         whole = {"tags": calls, "at_least_one": tools.required, "stop_after_first": not tools.parallel}
         whole |= {"type": "tags_with_separator", "separator": "\n"} if tools.required else AUTO
     tag = {"type": "structural_tag", "format": whole}
-    return Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools")
+    return Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field=TOOLS)
 
 
 def _call(form: ToolFormat, function: Json, *, is_enforced: bool) -> Json:
