@@ -26,7 +26,7 @@ def check_reference(manifest: Manifest, reference: Manifest, name: str, *, is_re
     """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
 
     model_type may differ, which `quantize` changes, and so may the head, which `build --head` adds. Replayed answers
-    also compare drafts of two kinds, as LiLiCorr with DFlash, that read the same taps and propose as many tokens.
+    also compare drafts of two kinds, as LiLiCorr with DFlash, with the same taps and block length.
     """
     hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
     is_other = is_replayed and manifest.draft.kind != reference.draft.kind
