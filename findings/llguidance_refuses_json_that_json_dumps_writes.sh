@@ -2,9 +2,9 @@
 # llguidance 1.9.1: JSON that is valid for the schema is refused if it is spelt in another way than the grammar's.
 #
 # Strings may not hold \u escapes of printable characters nor "\/", so what json.dumps writes for an accented letter
-# is refused from the fourth hexadecimal digit on. 1e5 is a number, but not one with a minimum; 1.0 is no integer.
-# Required keys that "properties" does not name come after those that it does. Drafts and jump-ahead text taken from
-# real JSON (prompts, tool results) stop matching there, and a target that was trained on such text is bent away.
+# is refused at its third hexadecimal digit. 1e5 is a number, but not one with a minimum; 1.0 is no integer. Required
+# keys that "properties" does not name come after those that it does. Drafts and jump-ahead text taken from real JSON
+# (prompts, tool results) stop matching there.
 #
 # Expected: every spelling that a JSON Schema validator accepts; at most the order of the keys is fixed.
 set -euo pipefail

@@ -5,7 +5,7 @@
 # called. ORT_DISABLE_TELEMETRY=1 prevents it if it is set before the import. It matters to servers with a read-only or
 # shared home, and where it was promised that nothing is recorded. (Whether anything is sent was not examined.)
 #
-# Expected: an import that writes nothing, as on Linux before; or a call that turns it off.
+# Expected: an import that writes nothing, or a call that turns it off.
 set -euo pipefail
 
 directory=$(mktemp -d)

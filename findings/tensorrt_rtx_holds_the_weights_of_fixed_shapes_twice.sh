@@ -3,8 +3,8 @@
 #
 # Profiles of ranges cost some 10 kB each and share their weights. So do three or more profiles whose min, opt and max
 # are equal, but from one to two of them the plan doubles: 4.2 to 8.4 MB for a MatMul of 4.2 MB. Fixed shapes, one
-# for each CUDA graph that is to be captured, are what one gives small batches of a drafter: at its real size that is
-# a gigabyte of memory. A single profile from the smallest to the largest of them has the weights once.
+# for each CUDA graph that is to be captured, are what one gives small batches of a drafter: the plan of one with 0.75
+# billion parameters in BF16 would grow by 1.5 GB. One profile from the smallest to the largest has the weights once.
 #
 # Expected: one copy of the weights in a plan, or one for each profile.
 # Runs NVIDIA's parser and builder on a CPU, for compute capability 12.0; nothing is executed.

@@ -3,8 +3,8 @@
 #
 # Neighbouring byte tokens are decoded together, all or nothing: after the two bytes of an e with an accent, a third
 # that begins another character and is never completed turns all three into U+FFFD. DecodeStream has returned the
-# letter by then. It raises at the next token, and at every one after it, whatever that is: the stream is lost. A
-# sampled target, and still more a rejected draft, writes such bytes; a server has to start a new stream.
+# letter by then. It raises at the next token, and at every one after it, whatever that is: the stream is lost. Targets
+# that are sampled write such bytes now and then; a server has to start a new stream.
 #
 # Expected: one U+FFFD for the broken byte, the text before it unchanged, and no error for tokens of the vocabulary.
 set -euo pipefail

@@ -14,7 +14,8 @@ trap 'rm -rf "$directory"' EXIT
 python3 -m venv "$directory/venv"
 "$directory/venv/bin/pip" install --quiet --disable-pip-version-check pyyaml regex
 "$directory/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$directory" vllm==0.33.0
-(cd "$directory" && python3 -m zipfile -e vllm-*.whl wheel)
+python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract("vllm/utils/argparse_utils.py", sys.argv[2])' \
+  "$directory"/vllm-*.whl "$directory/wheel"
 
 cat > "$directory/arguments.py" <<'PYTHON'
 """The wheel's argparse_utils.py with a parser of the structure of vllm/entrypoints/cli/main.py."""

@@ -27,7 +27,7 @@ from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.catalog import catalog
 from dflash_trt.deploy.trained_target import TrainedTarget, pair_warnings, shapes_fit, trained_target
-from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
+from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, target_path
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory
 from dflash_trt.errors import CheckpointError, UnreachableError, printable
@@ -180,7 +180,7 @@ def _print_summary(path: str, manifest: Manifest, plans: Sequence[str]) -> None:
     """Summary of an engine in three lines, above the table of all facts."""
     source, target, engine = manifest.source, manifest.target_source, quoted(Path(path))
     recipe = "unquantised" if source.recipe is None else source.recipe
-    name = manifest.target.model_type if target is None else target.name
+    name = manifest.target.model_type if target is None else target_path(Path(path), target)
     num_drafts = manifest.draft.num_draft_tokens
     origin = printable(f"{source.name}, {recipe}, for {name}")
     click.echo(f"{origin}: {manifest.draft.num_layers} layers, {num_drafts} drafts a step")

@@ -71,7 +71,7 @@ def serve(
     from dflash_trt.errors import EngineError
     from dflash_trt.runtime.load import open_engine
     from dflash_trt.runtime.ranks.join import join
-    from dflash_trt.runtime.server.api_keys import ApiKeys
+    from dflash_trt.runtime.server.access import ApiKeys
     from dflash_trt.runtime.server.app import make_app
     from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
     from dflash_trt.runtime.server.connections.sockets import bind, max_connections
@@ -96,7 +96,7 @@ def serve(
             gc.freeze()  # a full collection over the loaded model takes 0.2 s
             name = served_model_name or engine.resolve().name
             max_bytes = int(max_body_mib * 2**20)
-            names = _names(backend.session.manifest, target)
+            names = _names(engine, backend.session.manifest, target)
             _say(backend.session.target.summary)
             endpoints = Endpoints(
                 backend,
@@ -131,11 +131,13 @@ async def _serve(server: HttpServer, listening: socket.socket, endpoints: Endpoi
     preparing.cancel()
 
 
-def _names(manifest: Manifest, target: str | None) -> dict[str, str | None]:
+def _names(engine: Path, manifest: Manifest, target: str | None) -> dict[str, str | None]:
     """Names of target and draft: repository ids or names of directories, never a path of this machine."""
+    from dflash_trt.engine.manifest import target_path
+
     source = manifest.target_source
     if target is None and source is not None:
-        target = source.name if source.revision else Path(source.name).name
+        target = source.name if source.revision else Path(target_path(engine, source)).name
     elif target is not None and Path(target).is_dir():
         target = Path(target).resolve().name
     return {"target": target, "draft": manifest.source.name}

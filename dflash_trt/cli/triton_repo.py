@@ -25,7 +25,7 @@ from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
+from dflash_trt.deploy.trtllm_arguments import place, trtllm_arguments
 from dflash_trt.deploy.weight_commands import plans_command, weight_commands
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.files.command import command_line
@@ -73,7 +73,7 @@ def triton_repo(
     else:
         refuse_given(("max_batch_size", "dtype"), "is for --runtime embedded")
         deployment = read_deployment(source, target, draft, gpus, gpu_facts)
-        arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
+        arguments = {"model": place(deployment.target), **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
         findings = [*check(checked), *check_with_package(checked.schema, arguments)]
         print_and_refuse(source, "trtllm", judged(findings, deployment.accepted_warnings))

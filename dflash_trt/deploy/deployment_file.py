@@ -12,7 +12,9 @@ from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.runtime_arguments import RuntimeArguments
 from dflash_trt.deploy.schema import TITLES, Runtime
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.read import is_directory, is_file
 from dflash_trt.files.strict_yaml import load_yaml
+from dflash_trt.quantize.recipe import FP8_KV
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -92,8 +94,23 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def load_deployment(file: Path) -> DeploymentFile:
-    """Raises ConfigError when the file is not a deployment; an unknown, missing or mistyped key is named."""
-    return load_yaml(file, DeploymentFile, ConfigError)
+    """The deployment in `file`, with paths that are relative to the file made so to the working directory.
+
+    A name that is nothing beside the file stays as it is, a repository id or a recipe's name. Raises ConfigError when
+    the file is not a deployment; an unknown, missing or mistyped key is named.
+    """
+    loaded = load_yaml(file, DeploymentFile, ConfigError)
+    names = {key: _from_here(getattr(loaded, key), file) for key in ("target", "draft", "recipe")}
+    eagle3 = loaded.eagle3
+    if eagle3 is not None:
+        eagle3 = msgspec.structs.replace(eagle3, model=_from_here(eagle3.model, file))
+    return msgspec.structs.replace(loaded, **names, eagle3=eagle3)
+
+
+def _from_here(name: str, file: Path) -> str:
+    """`name` as a path from the working directory, where a directory or file of that name lies beside `file`."""
+    beside = str(file.parent / name)
+    return beside if is_directory(beside) or is_file(beside.removesuffix(FP8_KV)) else name
 
 
 def check_runtime(file: DeploymentFile, name: str, runtime: Runtime) -> None:

@@ -70,8 +70,8 @@ def pair_warnings(
     own, positions = spec.max_position_embeddings, partner.spec.max_position_embeddings
     if own < positions:
         yield (
-            f"{draft} has positions for {own} tokens (max_position_embeddings), its target for {positions}: prompt and"
-            f" answer together are limited to {own} tokens"
+            f"{draft} has positions for {own} tokens (max_position_embeddings), its target for {positions}: beyond"
+            f" {own} tokens, prompt included, dflash-trt decodes without drafts"
         )
 
 

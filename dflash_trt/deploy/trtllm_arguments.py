@@ -50,8 +50,8 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
     of_drafts: dict[str, Any] = {}
     for key, value in chosen("trtllm", circumstances(deployment, method)).items():
         outer, _, inner = key.partition(".")
-        place = of_drafts if outer == "speculative_config" else arguments[outer] if inner else arguments
-        place[inner or outer] = value
+        settings = of_drafts if outer == "speculative_config" else arguments[outer] if inner else arguments
+        settings[inner or outer] = value
     if deployment.prefix_reuse and deployment.draft_attention == "TRTLLM":
         arguments["kv_cache_config"]["use_kv_cache_manager_v2"] = True  # V1 pairs no pools
     if deployment.enable_attention_dp:
@@ -74,7 +74,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             arguments["speculative_config"]["draft_len_schedule"] = schedule
     elif method == "eagle3":
         eagle3 = deployment.eagle3_drafter()
-        arguments |= selection("eagle3", "trtllm", eagle3.model, eagle3.num_draft_tokens)
+        arguments |= selection("eagle3", "trtllm", place(eagle3.model), eagle3.num_draft_tokens)
         arguments["speculative_config"] |= of_drafts | _sampling(deployment)
     return merged(arguments, deployment.runtime_arguments.of("trtllm", method, deployment.name))
 

@@ -23,7 +23,17 @@ from dflash_trt.checkpoint.weights import read_weights, weight_files
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph, draft_segments
 from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN
-from dflash_trt.engine.manifest import ENGINE, MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, TargetSource, sha256
+from dflash_trt.engine.manifest import (
+    ENGINE,
+    MANIFEST,
+    SCHEMA_VERSION,
+    Manifest,
+    Plugin,
+    Source,
+    TargetSource,
+    path_from,
+    sha256,
+)
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
 from dflash_trt.engine.shard_weights import write_shard_weights
@@ -88,7 +98,7 @@ def build_engine(options: BuildOptions) -> Manifest:
             plugin=Plugin(name=ATTENTION, version=PLUGIN_VERSION, namespace=PLUGIN_DOMAIN),
             quantization=written.quantization,
             sha256=_hashes(directory),
-            target_source=_describe_target(options.target, options.target_name),
+            target_source=_describe_target(options.target, options.target_name, options.output),
             plan_options=options.plan_options,
             num_ranks=options.num_ranks,
         )
@@ -114,12 +124,14 @@ def describe_source(draft: DraftCheckpoint, name: str, recipe: Recipe | None = N
     return Source(name=checkpoint_label(name), recipe=None if recipe is None else recipe.name, sha256=hashes)
 
 
-def _describe_target(target: TargetCheckpoint, name: str | None) -> TargetSource | None:
-    """Provenance of the target that the user called `name`; None where the manifest names none."""
+def _describe_target(target: TargetCheckpoint, name: str | None, output: Path) -> TargetSource | None:
+    """Provenance of the target that the user called `name`, for an engine in `output`; None leaves it out."""
     if name is None:
         return None
-    revision = None if is_local(name) else target.directory.name  # the hub's cache names a snapshot by its revision
     config_sha256 = sha256(target.directory / "config.json")
+    if is_local(name):
+        return TargetSource(name=label_text(path_from(output, name)), revision=None, config_sha256=config_sha256)
+    revision = target.directory.name  # the hub's cache names a snapshot by its revision
     return TargetSource(name=label_text(name), revision=revision, config_sha256=config_sha256)
 
 

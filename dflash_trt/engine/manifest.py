@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -56,10 +57,24 @@ class TargetSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The target checkpoint that the engine was built for: where commands look for it without --target."""
 
     name: str
-    """Repository id, or a directory as the user named it, which may not exist here."""
+    """Repository id, or a directory: its absolute path, or its path from the engine directory (`target_path`)."""
     revision: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")] | None
     """Commit of the repository; None for a directory."""
     config_sha256: str
+
+
+def path_from(engine: Path, target: str) -> str:
+    """The directory `target` as the manifest of `engine` names it: relative to the engine unless given absolutely."""
+    place = Path(target).expanduser()
+    return target if place.is_absolute() else os.path.relpath(place.absolute(), engine.resolve())
+
+
+def target_path(engine: Path, source: TargetSource) -> str:
+    """Repository id of an engine's target, or the path of its directory, which may not exist."""
+    if source.revision is not None or source.name.startswith(("/", "~")):
+        return source.name
+    real = engine.resolve()
+    return os.path.normpath((engine if engine.absolute() == real else real) / source.name)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

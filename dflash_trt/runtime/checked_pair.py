@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import configuration_directory, is_local
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
-from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
+from dflash_trt.engine.manifest import Manifest, read_manifest, sha256, target_path
 from dflash_trt.errors import EngineError, RequestError, shown
 from dflash_trt.files.command import quoted
 
@@ -57,19 +57,25 @@ def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str
     hint = "give --target the model that the engine was built for"
     if (source := manifest.target_source) is None:
         raise EngineError(f"the manifest of {engine} does not name its target", hint=hint)
-    if source.revision is None and not is_local(source.name):
-        raise EngineError(f"{engine} was built for target {source.name}, which is no directory here", hint=hint)
-    directory = configuration_directory(source.name, source.revision)
+    target = target_path(engine, source)
+    if source.revision is None and not is_local(target):
+        raise EngineError(f"{engine} was built for target {target}, which is no directory here", hint=hint)
+    directory = configuration_directory(target, source.revision)
     if (file := directory / "config.json").is_file() and sha256(file) != source.config_sha256:
         raise EngineError(
             f"{file} has changed since {engine} was built",
-            hint=f"build again, or accept it as it is: --target {quoted(Path(source.name))}",
+            hint=f"build again, or accept it as it is: --target {quoted(Path(target))}",
         )
-    return source.name, directory
+    return target, directory
 
 
-def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
-    """Raises RequestError for an invalid prompt, and for one too long for target or draft with `max_tokens`."""
+def check_prompt(
+    prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec, *, is_all_drafted: bool = False
+) -> None:
+    """Raises RequestError for an invalid prompt, and for one too long for the target with `max_tokens`.
+
+    With `is_all_drafted`, also for one that is too long for the draft, whose last tokens would have no drafts.
+    """
     if not prompt_ids:
         raise RequestError("prompt: expected at least one token, found an empty prompt")
     vocabulary = range(target.vocab_size)
@@ -77,19 +83,16 @@ def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, t
         raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {shown(wrong[0])}")
     if draft.mask_token_id in prompt_ids:
         raise RequestError(f"the prompt contains the draft's mask token {draft.mask_token_id}")
-    limit = max_positions(draft, target)
+    positions = {"target": target.max_position_embeddings}
+    if is_all_drafted:
+        positions["draft"] = draft.max_position_embeddings
+    whose, limit = min(positions.items(), key=lambda item: item[1])
     if (length := len(prompt_ids) + max_tokens) > limit:
-        whose = "target" if target.max_position_embeddings == limit else "draft"
         raise RequestError(
             f"prompt: expected at most {limit} tokens (max_position_embeddings of the {whose}), found {len(prompt_ids)}"
             f" in the prompt + {max_tokens} new ones = {length}",
             hint="lower --max-tokens or shorten the prompt",
         )
-
-
-def max_positions(draft: DraftSpec, target: TargetSpec) -> int:
-    """Positions that both target and draft have."""
-    return min(draft.max_position_embeddings, target.max_position_embeddings)
 
 
 def default_batch_size(manifest: Manifest) -> int:

@@ -140,7 +140,8 @@ class Decoder:
             for slot, limit in open_limits.items()
             if (ids := decoding[slot].forced(limit))
         }
-        drafted = forced | self._propose({slot: decoding[slot] for slot in open_limits if slot not in forced}, limits)
+        drafting = [slot for slot in open_limits if slot not in forced and self.runner.can_draft(slot)]
+        drafted = forced | self._propose({slot: decoding[slot] for slot in drafting}, limits)
         return [
             StepInput.block(slot, request, self._cut(request, drafted.get(slot, NO_PROPOSALS).first(limits[slot])))
             for slot, request in decoding.items()

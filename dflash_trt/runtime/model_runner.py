@@ -34,6 +34,10 @@ class ModelRunner:
         if self._drafter is not None:
             self._drafter.reserve(slot, pages, num_tokens)
 
+    def can_draft(self, slot: int) -> bool:
+        """Whether the drafter can continue `slot`, as `Drafter.can_propose` says."""
+        return self._drafter is not None and self._drafter.can_propose(slot)
+
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
@@ -57,17 +61,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _inject(self, drafter: Drafter, num_tokens: Sequence[int]) -> None:
-        """Makes the taps of committed tokens the drafter's context, in passes of at most MAX_ROWS rows."""
+        """Makes the taps of committed tokens the drafter's context, in passes of at most MAX_ROWS rows.
+
+        Tokens beyond the draft's positions are left out.
+        """
         owners: list[int] = []
         kept: list[int] = []
         begin = 0
         for segment, count in zip(self._segments, num_tokens, strict=True):
-            owners += [segment.slot] * count
-            kept += range(begin, begin + count)
+            new = min(count, drafter.room(segment.slot))
+            owners += [segment.slot] * new
+            kept += range(begin, begin + new)
             begin += len(segment.token_ids)
         taps = side_by_side(self._tapped)
         if len(kept) < len(taps):
-            taps = taps.index_select(0, uploaded(torch.tensor(kept), taps.device))
+            taps = taps.index_select(0, uploaded(torch.tensor(kept, dtype=torch.int64), taps.device))
         for begin in range(0, len(kept), MAX_ROWS):
             counts = Counter(owners[begin : begin + MAX_ROWS])
             drafter.inject([*counts], [*counts.values()], taps[begin : begin + MAX_ROWS])

@@ -19,7 +19,7 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.answer import completion
-from dflash_trt.runtime.checked_pair import check_prompt, max_positions
+from dflash_trt.runtime.checked_pair import check_prompt
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
@@ -171,7 +171,7 @@ class Session:
     @property
     def max_length(self) -> int:
         """Tokens that a prompt and its answer may have together."""
-        return min(max_positions(self.manifest.draft, self.manifest.target), self._num_tokens)
+        return min(self.manifest.target.max_position_embeddings, self._num_tokens)
 
     @cached_property
     def _num_tokens(self) -> int:

@@ -24,6 +24,7 @@ from dflash_trt.api.backend import Backend, DecoderMetrics
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.model_file import MODEL_FILE, EmbeddedModel, TrtllmModel, read_model
+from dflash_trt.triton.request_tensors import check_numpy
 from dflash_trt.triton.service import Service
 from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.triton.watchdog import start_watchdog
@@ -38,6 +39,7 @@ METRICS = {
     "dflash_verify_steps": (COUNTER, "acceptance.all_passes", "Verify passes, counted once for each request in them"),
     "dflash_draft_tokens": (COUNTER, "acceptance.proposed", "Draft tokens verified"),
     "dflash_accepted_draft_tokens": (COUNTER, "acceptance.accepted", "Draft tokens accepted"),
+    "dflash_forced_tokens": (COUNTER, "acceptance.forced", "Tokens that a grammar forced"),
 }
 """Kind, field of DecoderMetrics and help text by name on Triton's /metrics page."""
 
@@ -47,6 +49,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the runtime that model.yaml names; under `mpirun`, ranks other than 0 work in here until the end."""
+        check_numpy()
         file = Path(args["model_repository"]) / args["model_version"] / MODEL_FILE
         model = read_model(file)
         config = model.triton_config

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dflash_trt.api.neutral_fields import check_neutral
 from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SamplingParams
-from dflash_trt.errors import RequestError, shown
+from dflash_trt.errors import ConfigError, RequestError, shown
 from dflash_trt.files.strict_yaml import nearest
 from dflash_trt.triton.tensors import INPUTS, SAMPLING, SAMPLING_STOP, TEXT_INPUT
 
@@ -38,6 +40,19 @@ class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the output begins with the prompt."""
     returns: frozenset[str]
     """Fields to return: any of finish_reason, stop_reason, cumulative_logprob and perf_metrics."""
+
+
+def check_numpy() -> None:
+    """Raises ConfigError for NumPy 2 beside nvidia-pytriton, whose Triton 2.51 crashes at the first request."""
+    import numpy as np
+
+    with suppress(PackageNotFoundError):
+        bundle = version("nvidia-pytriton")
+        if not np.__version__.startswith("1."):
+            raise ConfigError(
+                f"numpy: the Triton of nvidia-pytriton {bundle} takes arrays of NumPy 1, not of {np.__version__}",
+                hint="pip install numpy==1.26.4",
+            )
 
 
 def check_parameters(parameters: Mapping[str, object]) -> None:

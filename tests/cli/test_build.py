@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.runtime.checked_pair import find_target
 from tests.cli.commands import run, run_process
 from tests.paths import FIXTURES
 
@@ -57,6 +59,34 @@ def test_an_engine_names_its_target(tmp_path: Path) -> None:
     del manifest["target_source"]
     (engine / "manifest.json").write_text(json.dumps(manifest))
     assert "does not name its target" in run(*generate).stderr
+
+
+def test_an_engine_finds_its_target_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative --target is kept relative to the engine: both can be moved together, and reached by a link."""
+    place = tmp_path / "a"
+    shutil.copytree(TARGET, place / "models" / "target")
+    shutil.copytree(DRAFT, place / "models" / "draft")
+    monkeypatch.chdir(place / "models")
+    assert run("build", "draft", "--target", "./target", "-o", "../engine").returncode == 0
+
+    def found(engine: str) -> str:
+        name, directory = find_target(Path(engine), read_manifest(Path(engine)), None)
+        assert read_target(directory).spec.model_type == "gpt_oss"
+        return name
+
+    assert found("../engine") == str(place / "models" / "target")
+    for elsewhere, engine, name in ((place / "engine", ".", "../models/target"), (place, "engine", "models/target")):
+        monkeypatch.chdir(elsewhere)
+        assert found(engine) == name
+    monkeypatch.chdir("/")
+    assert found(str(place / "engine")) == str(place / "models" / "target")
+    place.rename(tmp_path / "b")
+    assert found(str(tmp_path / "b" / "engine")) == str(tmp_path / "b" / "models" / "target")
+    (tmp_path / "link").symlink_to(tmp_path / "b" / "engine")
+    assert found(str(tmp_path / "link")) == str(tmp_path / "b" / "models" / "target")
+    shutil.rmtree(tmp_path / "b" / "models")
+    missing = run("generate", tmp_path / "link", "a b").stderr
+    assert f"built for target {tmp_path / 'b' / 'models' / 'target'}, which is no directory here" in missing
 
 
 @pytest.mark.parametrize("command", ["build", "inspect", "capture"])

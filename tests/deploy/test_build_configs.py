@@ -23,6 +23,10 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, schemas, versions
 from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.constants import rates
+from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.inputs import open_acceptances, published_tau, system
+from dflash_trt.observe.estimate.step import StepModel
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, SERVED, config_of, findings, rendered, resolved
 from tests.paths import REPOSITORY
@@ -129,6 +133,27 @@ def load(tmp_path: Path, text: str) -> object:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     return load_deployment(file)
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of what lies beside the file are; repository ids and recipes stay as they are."""
+    for directory in ("models/target", "models/draft", "eagle3"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "own.yaml").touch()
+    file = tmp_path / "mine.yaml"
+    text = "description: mine\ngpus: b300x8\npurpose: latency\n"
+    file.write_text(
+        f"{text}target: models/target\ndraft: ./models/draft\nrecipe: own.yaml+fp8-kv\neagle3: {{model: eagle3}}\n"
+    )
+    for elsewhere, given, prefix in ((tmp_path, "mine.yaml", ""), (tmp_path / "models", "../mine.yaml", "../")):
+        monkeypatch.chdir(elsewhere)
+        found = load_deployment(Path(given))
+        assert found.eagle3 is not None
+        names = [found.target, found.draft, found.recipe, found.eagle3.model]
+        assert names == [f"{prefix}{name}" for name in ("models/target", "models/draft", "own.yaml+fp8-kv", "eagle3")]
+    file.write_text(f"{text}target: models/other\ndraft: {tmp_path}/models/draft\nrecipe: fp8+fp8-kv\n")
+    found = load_deployment(file)
+    assert (found.target, found.draft, found.recipe) == ("models/other", f"{tmp_path}/models/draft", "fp8+fp8-kv")
 
 
 def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
@@ -312,7 +337,7 @@ def test_the_name_says_what_it_is(name: str) -> None:
     else:
         assert suffix == deployment.file.purpose
     assert match["model"] == deployment.target.partition("/")[2].lower().removesuffix("-it").removesuffix("-instruct")
-    assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 14
+    assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 16
 
 
 def test_every_draft_of_z_lab_has_a_deployment_on_hopper_and_on_blackwell() -> None:
@@ -320,6 +345,29 @@ def test_every_draft_of_z_lab_has_a_deployment_on_hopper_and_on_blackwell() -> N
     for lowest, above in (((9, 0), (10, 0)), ((10, 0), (12, 0))):
         deployed = {resolved(name).checkpoint for name in NAMES if lowest <= sm[name] < above}
         assert {draft for draft in published_drafts() if draft.startswith("z-lab/")} <= deployed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("runtime", ["trtllm", "vllm"])
+def test_fewer_drafts_are_written_where_a_block_is_predicted_not_to_pay(runtime: Runtime) -> None:
+    """At the largest batch of each deployment whose draft's acceptance is published."""
+    written = {"trtllm": "draft_len_schedule", "vllm": "num_speculative_tokens_per_batch_size"}[runtime]
+    found = 0
+    for name in NAMES:
+        deployment = resolved(name)
+        if runtime not in deployment.runtimes or deployment.gpus.nodes > 1:  # no estimates for several nodes
+            continue
+        estimated = system(deployment, runtime)
+        if (published := published_tau(estimated)) is None:
+            continue
+        acceptance = open_acceptances(estimated, None, published.tau)[0]["dflash"]
+        model = StepModel(estimated, rates(estimated.gpu, runtime))
+        batch, length = deployment.max_batch_size, deployment.num_draft_tokens
+        drafting = point(model, "dflash", acceptance, Traffic(), batch, length).user_rate
+        pays = drafting > point(model, "none", None, Traffic(), batch, 0).user_rate
+        assert pays or written in rendered(name, runtime).arguments["speculative_config"], name
+        found += not pays
+    assert found
 
 
 def test_every_published_draft_has_a_deployment() -> None:

@@ -68,7 +68,7 @@ def test_a_verifier_that_names_nothing(verifier: Any, tmp_path: Path) -> None:
 
 def test_fewer_positions_than_the_target(draft_dir: Path, tmp_path: Path) -> None:
     target = write_target(tmp_path / "long", max_position_embeddings=9000)
-    words = "D has positions for 8192 tokens (max_position_embeddings), its target for 9000: prompt and answer"
+    words = "D has positions for 8192 tokens (max_position_embeddings), its target for 9000: beyond 8192 tokens"
     (warning,) = warnings(None, "T", draft_dir, target)
     assert warning.startswith(words)
     shown = run("inspect", draft_dir, "--target", target)

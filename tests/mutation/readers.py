@@ -9,12 +9,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+from huggingface_hub import constants
+
 from dflash_trt.api.chat_template import prompt_token_ids
 from dflash_trt.api.prompts import read_prompts
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.convert_dialect import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli import cli
 from dflash_trt.errors import CheckpointError, RequestError
@@ -27,8 +31,10 @@ from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance
 from dflash_trt.observe.estimate.acceptance_profile import read_acceptance
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.checked_pair import check_prompt
+from dflash_trt.runtime.measure.features import METADATA_KEY, open_features
 from tests.mutation.mutations import NASTY, Mutation, mutate_bytes, mutate_document, mutate_header, mutate_lines
 from tests.observe.diagnosis.samples import group
+from tests.paths import FIXTURES
 
 GGUF_HEADER = 5500
 """Bytes of the GGUF file that hold its header, about."""
@@ -119,6 +125,35 @@ def decode(name: str) -> Callable[[Path, Random], object]:
     return read
 
 
+def mutate_features(content: bytes, rng: Random) -> bytes:
+    """A capture file whose facts, header, or any bytes are damaged."""
+    if rng.random() < 0.6:
+        return mutate_header(content, rng)
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    facts = mutate_document(header["__metadata__"][METADATA_KEY].encode(), rng)
+    header["__metadata__"][METADATA_KEY] = facts.decode(errors="replace")
+    encoded = json.dumps(header).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + content[8 + length :]
+
+
+def read_features(directory: Path, _: Random) -> None:
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    with open_features(directory / "features.safetensors", read_draft(FIXTURES / "tiny-qwen3-dflash").spec) as file:
+        for sequence in range(file.facts.num_sequences):
+            file.prompt(sequence)
+            file.answer(sequence)
+        list(file.sequences())
+        file.mask_embedding()
+        file.lm_head()
+
+
+def read_cached(directory: Path, _: Random) -> None:
+    """A draft of the hub's cache in `directory`, offline."""
+    constants.HF_HUB_CACHE = str(directory / "hub")
+    read_draft(checkpoint_directory("owner/name"))
+
+
 def mutate_gguf(content: bytes, rng: Random) -> bytes:
     """A GGUF file with its header damaged, or any bytes."""
     length = rng.choice((GGUF_HEADER, GGUF_HEADER, len(content)))
@@ -136,6 +171,8 @@ READERS = {
     "compressed-tensors' config.json": Reader("packed/config.json", mutate_document, decode("packed")),
     "compressed-tensors' header": Reader("packed/model.safetensors", mutate_header, decode("packed")),
     "GGUF": Reader("draft.gguf", mutate_gguf, decode("draft.gguf")),
+    "capture": Reader("features.safetensors", mutate_features, read_features),
+    "hub ref": Reader("hub/models--owner--name/refs/main", mutate_bytes, read_cached),
     "manifest": Reader("engine/manifest.json", mutate_document, inspect("engine")),
     "recipe": Reader(
         "recipe.yaml", mutate_lines,

@@ -23,7 +23,7 @@ from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.compressed_samples import write_packed
 from tests.checkpoint.dialect_samples import WRITERS
 from tests.checkpoint.gguf_samples import Type, write_gguf
-from tests.checkpoint.samples import shard, write_target
+from tests.checkpoint.samples import cache_repository, shard, write_target
 from tests.engines import build
 from tests.mutation.readers import READERS
 from tests.observe.bench import samples
@@ -31,6 +31,7 @@ from tests.observe.bench.load.aiperf_samples import record, write_export
 from tests.observe.diagnosis.samples import SHARES, sample
 from tests.paths import REPOSITORY
 from tests.reference.synthetic import DraftSizes, write_random_draft
+from tests.runtime.measure.feature_samples import capture
 
 SERVE = """\
 backend: pytorch
@@ -83,6 +84,11 @@ def write_inputs(directory: Path) -> None:
     point = samples.point("dflash", 2, 50.0, 90.0, acceptance=samples.counters(10, (8, 5, 5)), failed=1)
     write_point(directory / "bench", point)
     write_dialects(directory / "dialects")
+    (directory / "prompt.jsonl").write_text('{"token_ids": [7, 8, 9]}\n')
+    capture(
+        "tiny-qwen3", directory / "features.safetensors", "--prompts", directory / "prompt.jsonl", "--max-tokens", 8
+    )
+    cache_repository(directory / "hub", "owner/name", directory / "qwen3-draft")
 
 
 def write_dialects(directory: Path) -> None:

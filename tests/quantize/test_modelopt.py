@@ -47,8 +47,13 @@ def test_same_tensors(recipe: str, dialect: Any, dtype: torch.dtype, tmp_path: P
 
 @pytest.mark.parametrize("name", ["INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "INT4_AWQ_CFG"])
 def test_int4_as_it_is_exported(name: str, tmp_path: Path) -> None:
-    """In groups of 128, with AWQ's pre_quant_scale or without: each value is the nearest to the dense weight."""
+    """In groups of 128, with AWQ's pre_quant_scale or without: each value is the nearest to the dense weight.
+
+    Model Optimizer cannot unpack this layout itself, and its simulation multiplies by reciprocals, which moves one code
+    in a thousand. Its packer makes the exported bytes of the values that were read.
+    """
     import modelopt.torch.quantization as mtq
+    from modelopt.torch.export.quant_utils import pack_int4_in_uint8
     from modelopt.torch.export.unified_export_hf import _export_quantized_weight
 
     torch.manual_seed(7)
@@ -71,6 +76,8 @@ def test_int4_as_it_is_exported(name: str, tmp_path: Path) -> None:
     found = torch.from_numpy(as_float32(map_tensor(dense["m.weight"])))
     assert ((found - weight).abs() <= 0.5 * steps + 2**-6 * weight.abs().max()).all()  # AWQ scales and rounds in BF16
     assert (found - weight).abs().mean() < 0.3 * steps.mean()
+    unscaled = found if factor is None else found / factor.float()
+    assert torch.equal(pack_int4_in_uint8(unscaled, tensors["m.weight_scale"], 128), tensors["m.weight"])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -25,11 +25,11 @@ import pytest
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.errors import ConfigError, EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.repository import server_command
-from dflash_trt.triton.request_tensors import check_parameters, is_stop, read_inputs
+from dflash_trt.triton.request_tensors import check_numpy, check_parameters, is_stop, read_inputs
 from dflash_trt.triton.response_tensors import response_tensors
 from dflash_trt.triton.tensors import INPUTS, OUTPUTS
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
@@ -165,6 +165,18 @@ def test_a_lone_process_forgets_its_launcher(monkeypatch: pytest.MonkeyPatch) ->
     assert mpi_ranks.leader_session() == {}
     left = {name for name in os.environ if name.startswith(("OMPI_", "PMI", "ORTE_"))}
     assert left == {"OMPI_MCA_btl", "PMIX_MCA_gds"}
+
+
+def test_numpy_2_is_refused_beside_the_bundle_that_crashes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_numpy()
+    metadata = tmp_path / "nvidia_pytriton-0.7.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"nvidia-pytriton 0\.7\.0 takes arrays of NumPy 1, not of 2"):
+        check_numpy()
 
 
 def test_spawned_ranks_import_the_drafters_registration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import click
@@ -143,6 +144,20 @@ def test_embedded_from_a_deployment_file(engine: Path, tmp_path: Path) -> None:
     document = yaml.safe_load(text)
     assert document.pop("triton_config") == msgspec.structs.asdict(TritonConfig(runtime="embedded"))
     assert document == {"engine": str(engine), "target": str(TARGET), "max_batch_size": 16}
+
+
+def test_a_repository_is_read_from_everywhere(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has a directory of its own: model.yaml has absolute paths for what is here."""
+    monkeypatch.chdir(tmp_path)
+    for name, source in (("engine", engine), ("draft", FIXTURES / "tiny-gpt-oss-dflash"), ("target", TARGET)):
+        shutil.copytree(source, name)
+    text = written("engine", "--target", "target", "--runtime", "embedded", output=Path("embedded"))["1/model.yaml"]
+    document = yaml.safe_load(text)
+    assert (document["engine"], document["target"]) == (str(tmp_path / "engine"), str(tmp_path / "target"))
+    file = Path("models.yaml")
+    file.write_text("description: x\ntarget: target\ndraft: draft\ngpus: b300x1\npurpose: latency\nrecipe: bf16\n")
+    document = yaml.safe_load(written(file, output=Path("trtllm"))["1/model.yaml"])
+    assert document["model"] == str(tmp_path / "target")
 
 
 def test_the_targets_type_reaches_the_model(engine: Path, tmp_path: Path) -> None:

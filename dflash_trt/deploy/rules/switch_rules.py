@@ -54,8 +54,13 @@ def trtllm_switches(config: CheckedConfig) -> Iterator[Finding]:
         yield unchecked("max-concurrency", f"{SPEC}.max_concurrency", problem, fix)
     given = [key for key in (WINDOW, THRESHOLD) if config.setting(key) is not None]
     if len(given) == 1:
-        missing = THRESHOLD if given == [WINDOW] else WINDOW
+        missing = (THRESHOLD if given == [WINDOW] else WINDOW).rpartition(".")[2]
+        yield warning(
+            "acceptance-threshold", given[0], f"{missing}, too: py_executor.py reads both or neither",
+            "it alone", f"add {missing}",
+        )  # fmt: skip
+    elif given and config.setting("enable_attention_dp") is True:
         yield unchecked(
-            "acceptance-threshold", given[0], f"whether it turns drafting off without {missing.rpartition('.')[2]}",
-            f"give {missing.rpartition('.')[2]}, too",
+            "acceptance-threshold", WINDOW, "whether ranks with attention data parallelism turn drafting off together",
+            "remove both keys, or test it first",
         )  # fmt: skip

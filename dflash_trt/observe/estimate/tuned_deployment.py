@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 
 from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.resolve import DEFAULTS
+from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
@@ -23,6 +25,8 @@ from dflash_trt.observe.pages.page_templates import Table
 
 NO_MARGIN = 0.05
 TUNED = "; tuned for "
+WINDOW = 100
+"""Requests over which TensorRT-LLM takes the accepted share of drafts: it turns drafting off for good."""
 RECIPES = {"native": ("bf16", "nvfp4-native"), "engine": ("bf16", "fp8", "nvfp4")}
 
 
@@ -77,13 +81,13 @@ def tune_deployment(
             hint="serve without a drafter: serve-config --method none",
         )
     num_gpus = system.num_gpus if fleet is None else tuning.best.tensor_parallel * tuning.replicas
-    text = _text(file, tuning)
+    text = _text(file, tuning, runtime)
     return TunedDeployment(
         tuning=tuning, acceptance_source=source, num_gpus=num_gpus, text=text, validation=summary(system)
     )
 
 
-def _text(file: DeploymentFile, tuning: Tuning) -> str:
+def _text(file: DeploymentFile, tuning: Tuning, runtime: Runtime) -> str:
     """The deployment file with the chosen settings; others are unchanged."""
     import yaml
 
@@ -101,6 +105,10 @@ def _text(file: DeploymentFile, tuning: Tuning) -> str:
     }
     if (file.num_ranks or 1) > 1:
         values["num_ranks"] = best.tensor_parallel if best.tensor_parallel > 1 else None
+    if runtime == "trtllm" and (share := math.floor(1000 * tuning.break_even) / 1000):
+        gate = {"acceptance_rate_window_size": WINDOW, "acceptance_rate_threshold": share}
+        asked = {key: value for key, value in (values.get("runtime_arguments") or {}).items() if value}
+        values["runtime_arguments"] = merged(asked, {"trtllm": {"speculative_config": gate}})
     changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, None)}
     return str(yaml.safe_dump(changed, sort_keys=False, width=120, allow_unicode=True))
 

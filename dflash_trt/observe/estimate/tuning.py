@@ -44,6 +44,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """Error of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
     """Factor on the model's prediction for unmeasured points: the median of measured / predicted, or 1."""
+    break_even: float
+    """Accepted share of drafts below which plain decoding is predicted to be faster at every batch of the schedule."""
     replicas: int = 1
     """Servers of `best` in the fleet."""
 
@@ -96,10 +98,25 @@ def tune(
         slo=slo, best=best, schedule=schedule, user_rate=bands[0],
         gpu_rate=Band(bands[0].value * scale, bands[0].low * scale, bands[0].high * scale),
         influences=influences, others=[candidate for candidate in candidates if candidate is not chosen],
-        measured=comparisons,
+        measured=comparisons, break_even=_break_even(variant, traffic, acceptance, schedule, best.batch),
         model_error=statistics.median(abs(comparison.error) for comparison in comparisons) if comparisons else None,
         model_factor=_factor(model, measured), replicas=1 if fleet is None else fleet.replicas(best),
     )  # fmt: skip
+
+
+def _break_even(
+    system: System, traffic: Traffic, acceptance: AcceptanceProfile, schedule: Schedule, largest: int
+) -> float:
+    """The smallest share over batches: 1 + K * share tokens take as long as a step with K drafts, and 1 a plain one."""
+    model = StepModel(system, rates(system.gpu, system.runtime))
+    shares = []
+    for batch in (size for size in BATCHES if size <= largest):
+        length = next(length for begin, length in reversed(schedule) if begin <= batch)
+        if length:
+            drafting = point(model, "dflash", acceptance, traffic, batch, length).step_seconds
+            plain = point(model, "none", None, traffic, batch, 0).step_seconds
+            shares.append((drafting / plain - 1) / length)
+    return max(0.0, min(shares, default=0.0))
 
 
 def _affordable(candidates: Sequence[Candidate], fleet: Fleet) -> list[Candidate]:

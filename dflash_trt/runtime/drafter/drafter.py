@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,8 @@ from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.engine.signatures import CONTEXT_HIDDEN
 from dflash_trt.runtime.kvcache.context_cache import ContextCache
+
+LOG = logging.getLogger("dflash_trt.runtime")
 
 
 class Vocabulary(Protocol):
@@ -52,6 +55,7 @@ class Drafter:
         self.scorer = scorer
         self.cache_bytes_per_token = cache.bytes_per_token
         """Bytes of one context row of one slot."""
+        self._has_said_full = False
         self._target: Vocabulary | None = None
         self._context_hidden: Tensor | None = None
         """[slots, H] FLOAT: the last context row of each slot before K and V, of a LiLiCorr draft."""
@@ -87,7 +91,22 @@ class Drafter:
 
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
-        self.cache.reserve(slot, pages, num_rows)
+        self.cache.reserve(slot, pages, min(num_rows, self.spec.max_position_embeddings))
+
+    def room(self, slot: int) -> int:
+        """Rows that the context of `slot` can still take before the draft has no more positions."""
+        return self.spec.max_position_embeddings - self.cache.lengths[slot]
+
+    def can_propose(self, slot: int) -> bool:
+        """Whether the draft has a position for the next token of `slot`; says once that it has none."""
+        if self.room(slot) <= 0 and not self._has_said_full:
+            self._has_said_full = True
+            most = self.spec.max_position_embeddings
+            LOG.warning(
+                "the draft has positions for %d tokens (max_position_embeddings): longer requests go on without drafts",
+                most,
+            )
+        return self.room(slot) > 0
 
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] of T verified tokens.

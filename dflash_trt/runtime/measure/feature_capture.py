@@ -104,7 +104,7 @@ def capture_features(
     device = choose_device(options.device)
 
     def check(token_ids: list[int]) -> None:
-        check_prompt(token_ids, options.max_tokens, draft.spec, target.spec)
+        check_prompt(token_ids, options.max_tokens, draft.spec, target.spec, is_all_drafted=True)
 
     tokenizer = load_tokenizer(target.directory)
     encoded = [prompt.token_ids for prompt in tokenize(prompts, tokenizer, check, options.template)]

@@ -17,11 +17,13 @@ from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, 
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.measure.feature_answers import Answered
 from dflash_trt.runtime.measure.features import (
+    CHECKSUM,
     EMBED_TOKENS,
     LM_HEAD_BIAS,
     MASK_EMBEDDING,
     METADATA_KEY,
     FeatureFacts,
+    checksum,
     tensor_shapes,
 )
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
@@ -56,11 +58,13 @@ def write_features(
     dtypes |= {MASK_EMBEDDING: dtypes["embeddings"], EMBED_TOKENS: dtypes["embeddings"], "taps": taps_dtype}
     header = {METADATA_KEY: msgspec.json.encode(facts, order="deterministic").decode()}
     layout = _layout(answered, facts, dtypes)
-    done = {name for name in layout if int(name.partition(".")[2] or 0) < num_written}
+    done = {name for name in layout if _sequence_of(name) < num_written}
     with SafetensorsWriter(output, layout, metadata=header, written=done) as writer:
 
         def write(name: str, values: torch.Tensor) -> None:
-            writer.write(name, bits(values, dtypes[name.partition(".")[0]]))
+            stored = values.to(dtypes.get(name.partition(".")[0], values.dtype)).cpu().contiguous()
+            writer.write(name, bits(stored))
+            writer.write(f"{CHECKSUM}{name}", np.array(checksum(stored), dtype=np.int64))
 
         if not done:
             for name, tensor in head.items():
@@ -72,8 +76,8 @@ def write_features(
             batch = answered[begin : begin + batch_size]
             for i, (sequence, taps) in enumerate(zip(batch, _taps(target, batch, block_size), strict=True), begin):
                 answer = sequence.token_ids[sequence.prompt_length :]
-                writer.write(f"tokens.{i}", np.array(sequence.token_ids, dtype=np.int64))
-                writer.write(f"prompt_length.{i}", np.array(sequence.prompt_length, dtype=np.int64))
+                write(f"tokens.{i}", torch.tensor(sequence.token_ids))
+                write(f"prompt_length.{i}", torch.tensor(sequence.prompt_length))
                 if not torch.isfinite(taps).all():
                     name = f"{facts.target_name}: sequence {i}"
                     raise CheckpointError(f"{name}: expected finite taps, found NaN or infinity")
@@ -81,6 +85,12 @@ def write_features(
                 write(f"embeddings.{i}", target.embed(torch.tensor(answer)))
             writer.flush()
             on_written(begin + len(batch))
+
+
+def _sequence_of(name: str) -> int:
+    """The number of the sequence that a tensor belongs to; 0 for what the file has once."""
+    number = name.rpartition(".")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def _answer_tokens(answered: Sequence[Answered]) -> set[int]:
@@ -135,8 +145,7 @@ def narrowest(values: torch.Tensor) -> torch.dtype:
     return torch.bfloat16 if is_exact else torch.float32
 
 
-def bits(values: torch.Tensor, dtype: torch.dtype) -> NDArray[Any]:
-    """`values` in `dtype`, BF16 as its bits: numpy has no such type."""
-    converted = values.to(dtype).contiguous()
-    array: NDArray[Any] = (converted.view(torch.int16) if dtype == torch.bfloat16 else converted).cpu().numpy()
+def bits(values: torch.Tensor) -> NDArray[Any]:
+    """The array of a tensor on the CPU, BF16 as its bits: numpy has no such type."""
+    array: NDArray[Any] = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
     return array

@@ -10,12 +10,14 @@ A safetensors file. For sequence i with n tokens, of which p are the prompt, 1 <
 
 Once per file: `mask_embedding` float [H], `lm_head` float [V, H] and, if the head has one, `lm_head_bias` float [V];
 and `embed_tokens` float [V, H] for a LiLiCorr draft, which reads the target's embeddings of all its candidates.
-A float is F32, or BF16 if that is exact or was requested for the taps. The header's metadata holds `FeatureFacts`.
+A float is F32, or BF16 if that is exact or was requested for the taps. Beside each tensor NAME stands `crc32.NAME`, I64
+[], the CRC-32 of its bytes. The header's metadata holds `FeatureFacts`.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,10 +40,12 @@ from dflash_trt.files.json_file import SchemaVersion, json_value
 from dflash_trt.quantize.bounds import CAPTURE
 
 METADATA_KEY = "dflash_trt_features"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MASK_EMBEDDING, LM_HEAD, LM_HEAD_BIAS = "mask_embedding", "lm_head", "lm_head_bias"
 EMBED_TOKENS = "embed_tokens"
 FLOATS = ("F32", "BF16")
+CHECKSUM = "crc32."
+"""Prefix of a tensor's name that names its checksum."""
 
 
 class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +124,12 @@ def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, ha
             f"taps.{i}": (FLOATS, (n - 1, len(facts.target_layer_ids) * H)),
             f"embeddings.{i}": (FLOATS, (n - p, H)),
         }
-    return shapes
+    return shapes | {f"{CHECKSUM}{name}": (("I64",), ()) for name in shapes}
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """CRC-32 of the bytes of a tensor on the CPU."""
+    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 class FeatureFile:
@@ -178,6 +187,10 @@ class FeatureFile:
 
     def _tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._handle.get_tensor(name)  # type: ignore[no-untyped-call]
+        if checksum(tensor) != int(self._handle.get_tensor(f"{CHECKSUM}{name}")):  # type: ignore[no-untyped-call]
+            raise CheckpointError(
+                f"{self.file}: {name} has changed since it was captured (CRC-32)", hint=f"capture again: {CAPTURE}"
+            )
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{self.file}: {name} contains NaN or infinity")
         return tensor

@@ -3,18 +3,55 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import re
 from contextlib import suppress
+from pathlib import Path
 
 from starlette.requests import Request
 
-from dflash_trt.errors import shown
-from dflash_trt.runtime.server.api_keys import ApiKeys
+from dflash_trt.errors import ConfigError, shown
+from dflash_trt.files.read import read_text
 from dflash_trt.runtime.server.http_error import HttpError
 
 PUBLIC_PATHS = ("/", "/docs", "/openapi.json", "/health")
 """Paths that need no key; those below /page/ need none, either."""
+MAX_KEYS_BYTES = 2**20
+
+
+class ApiKeys:
+    """The accepted API keys, as digests."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    @classmethod
+    def read(cls, file: Path) -> ApiKeys:
+        """Reads a file with one key per line; ConfigError where there is none."""
+        lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEYS_BYTES).splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if wrong := next((number for number, line in enumerate(lines, 1) if not line.isascii()), None):
+            raise ConfigError(f"{file}, line {wrong}: expected ASCII, the only characters that a header can send")
+        if not keys:
+            raise ConfigError(
+                f"{file} contains no API key",
+                hint="write one key per line; lines that begin with # are comments",
+            )
+        return cls(keys)
+
+    def check(self, authorization: str) -> str:
+        """Returns the digest of a known key, in constant time; HttpError 401 for an unknown one."""
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            message = (
+                "authorization: unknown API key" if key else "authorization: missing, expected Bearer and an API key"
+            )
+            raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return digest.hex()
 
 
 def check_key(keys: ApiKeys, request: Request) -> None:
@@ -35,4 +72,4 @@ def check_host(names: frozenset[str], request: Request) -> None:
     with suppress(ValueError):
         is_loopback = is_loopback or ipaddress.ip_address(name).is_loopback
     if not is_loopback and name not in names:
-        raise HttpError(403, f"host: expected a loopback name or an --allowed-host, found {shown(host)}")
+        raise HttpError(403, f"host: {shown(host)} is neither a loopback name nor an --allowed-host")

@@ -18,8 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from dflash_trt.errors import DFlashError
-from dflash_trt.runtime.server.access import check_host, check_key
-from dflash_trt.runtime.server.api_keys import ApiKeys
+from dflash_trt.runtime.server.access import ApiKeys, check_host, check_key
 from dflash_trt.runtime.server.disconnect import ClientDisconnected
 from dflash_trt.runtime.server.endpoints import Endpoints
 from dflash_trt.runtime.server.http_error import HttpError, to_http_error

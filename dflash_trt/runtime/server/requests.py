@@ -88,6 +88,8 @@ def parse_request(
     grammar = read_grammar({name: getattr(body, name) for name in GRAMMAR_FIELDS if getattr(body, name) is not None})
     tools = None
     if chat is not None and (tools := read_tools(chat)) is not None:
+        if tool_format == "deepseek":
+            raise RequestError("tools: calls in the format of DeepSeek's templates are not supported")
         if tool_format is None:
             raise RequestError(
                 "tools: the target's chat template writes no calls in the format of Hermes, Qwen3-Coder, GLM or harmony"

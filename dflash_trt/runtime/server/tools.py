@@ -25,8 +25,9 @@ NAME = r"[a-zA-Z0-9_-]{1,64}"
 """Names of functions, as in the OpenAI API."""
 AUTO: Json = {"type": "triggered_tags", "triggers": [BEGIN]}
 """Free text, and calls in it."""
-ToolFormat = ChannelTokens | Literal["hermes"] | TaggedFormat
-"""How a chat template writes calls: in harmony, with these control tokens, as Hermes does, or in its tags."""
+ToolFormat = ChannelTokens | Literal["hermes", "deepseek"] | TaggedFormat
+"""How a chat template writes calls: in harmony, with these control tokens, as Hermes or DeepSeek does, or in tags."""
+DEEPSEEK = "<｜tool▁call▁begin｜>"
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,8 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
     if (tokens := ChannelTokens.read(tokenizer)) is not None:
         return tokens
     template = str(tokenizer.chat_template or "")
+    if DEEPSEEK in template:
+        return "deepseek"
     token = tokenizer.get_added_vocab().get(BEGIN)
     is_text = token is None or not tokenizer.added_tokens_decoder[token].special
     if BEGIN not in template or not is_text:

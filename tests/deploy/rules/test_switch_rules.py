@@ -47,17 +47,21 @@ def test_they_are_those_that_vllm_takes(schedule: str, severity: str | None) -> 
         namespace[name](json.loads(schedule))
 
 
+BOTH = "acceptance_rate_window_size: 9, acceptance_rate_threshold: 0.3"
+
+
 @pytest.mark.parametrize(
-    ("keys", "rule", "count"),
+    ("keys", "rule", "severities"),
     [
-        ("max_concurrency: 2", "max-concurrency", 1),
-        ("max_concurrency: 8", "max-concurrency", 0),
-        ("acceptance_rate_threshold: 0.3", "acceptance-threshold", 1),
-        ("acceptance_rate_window_size: 9", "acceptance-threshold", 1),
-        ("acceptance_rate_window_size: 9, acceptance_rate_threshold: 0.3", "acceptance-threshold", 0),
+        ("max_concurrency: 2", "max-concurrency", [UNCHECKED]),
+        ("max_concurrency: 8", "max-concurrency", []),
+        ("acceptance_rate_threshold: 0.3", "acceptance-threshold", [WARNING]),
+        ("acceptance_rate_window_size: 9", "acceptance-threshold", [WARNING]),
+        (BOTH, "acceptance-threshold", []),
+        (BOTH + "}\nenable_attention_dp: true\nmoe_config: {", "acceptance-threshold", [UNCHECKED]),
     ],
 )
-def test_switches_of_tensorrt_llm(keys: str, rule: str, count: int) -> None:
+def test_switches_of_tensorrt_llm(keys: str, rule: str, severities: list[str]) -> None:
     section = f"{{decoding_type: DFlash, speculative_model: d, max_draft_len: 3, {keys}}}"
     text = f"cat > c.yaml <<E\nmax_batch_size: 8\nspeculative_config: {section}\nE\ntrtllm-serve m --config c.yaml"
-    assert [finding.severity for finding in found(text, rule)] == [UNCHECKED] * count
+    assert [finding.severity for finding in found(text, rule)] == severities

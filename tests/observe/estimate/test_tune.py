@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.deployment_path import shipped_deployments
@@ -19,7 +20,7 @@ from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
 from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
 from dflash_trt.observe.estimate.draft_schedule import TIE, Price, schedule_for
 from dflash_trt.observe.estimate.fleet import Fleet
 from dflash_trt.observe.estimate.inputs import open_system
@@ -162,7 +163,11 @@ def test_the_file_it_writes_is_served(tmp_path: Path) -> None:
     assert re.search(rf"│\s*{tuned.max_batch_size} │", result.stdout)
     served = run("serve-config", str(file), "--runtime", "trtllm")
     assert served.returncode == 0, served.stderr
-    assert "draft_len_schedule" in served.stdout
+    spec = yaml.safe_load(served.stdout)["speculative_config"]
+    assert spec.keys() >= {"draft_len_schedule", "acceptance_rate_window_size"}
+    # Below this share a step with drafts brings one user less than a plain one: 4.7 tokens are far more.
+    assert 0 < spec["acceptance_rate_threshold"] < 3.7 / 9
+    assert "acceptance_rate" not in run("serve-config", str(file), "--runtime", "vllm").stdout
     assert run("tune", MOE, "--slo", "300", "--tau", "4.7", "-o", str(file)).returncode == 1  # nothing is overwritten
 
 
@@ -245,6 +250,22 @@ def tuned(config: str, slo: float = SLO) -> TunedDeployment:
 def price_of(system: System) -> Price:
     model, profile = StepModel(system, rates(system.gpu, "trtllm")), from_tau(4.0, system.draft.max_draft_tokens)
     return lambda batch, length: point(model, "dflash", profile, TRAFFIC, batch, length).user_rate
+
+
+def test_drafts_pay_above_the_break_even_share_and_not_below(tmp_path: Path) -> None:
+    """At a share half above it drafts are faster at some batch of the schedule, a tenth below it at none."""
+    tuning, file = tuned(MOE).tuning, tmp_path / "tuned.yaml"
+    file.write_text(tuned(MOE).text)
+    _, system = open_system(str(file), "trtllm", None, None)
+    model, profile = StepModel(system, rates(system.gpu, "trtllm")), from_tau(4.0, system.draft.max_draft_tokens)
+    for share, pays in ((0.9 * tuning.break_even, False), (1.5 * tuning.break_even, True)):
+        gains = []
+        for batch in (size for size in BATCHES if size <= tuning.best.batch):
+            length = next(length for begin, length in reversed(tuning.schedule) if begin <= batch)
+            step = point(model, "dflash", profile, TRAFFIC, batch, length).step_seconds
+            plain = point(model, "none", None, TRAFFIC, batch, 0).step_seconds
+            gains.append((1 + share * length) / step > 1 / plain)
+        assert any(gains) == pays
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.runtime.measure.features import METADATA_KEY
+from dflash_trt.runtime.measure.features import CHECKSUM, METADATA_KEY, checksum
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 
@@ -30,17 +30,18 @@ def capture(name: str, output: Path, *options: object) -> Path:
 
 
 def read(file: Path) -> tuple[Tensors, Facts]:
-    """All tensors and the facts, through the safetensors library."""
+    """All tensors but the checksums, and the facts, through the safetensors library."""
     with safe_open(file, framework="pt") as handle:
         facts: Facts = json.loads(handle.metadata()[METADATA_KEY])
-    return load_file(file), facts
+    return {name: tensor for name, tensor in load_file(file).items() if not name.startswith(CHECKSUM)}, facts
 
 
 def edit(file: Path, output: Path, change: Callable[[Tensors, Facts], object]) -> Path:
-    """A copy of a feature file whose tensors and facts `change` has altered."""
+    """A copy of a feature file whose tensors and facts `change` has altered, with checksums of what it then holds."""
     tensors, facts = read(file)
     change(tensors, facts)
-    save_file(tensors, output, {METADATA_KEY: json.dumps(facts)})
+    checksums = {f"{CHECKSUM}{name}": torch.tensor(checksum(tensor)) for name, tensor in tensors.items()}
+    save_file(tensors | checksums, output, {METADATA_KEY: json.dumps(facts)})
     return output
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from dflash_trt import _C, __version__
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.errors import BuildError, MissingDependencyError, RequestError
 from dflash_trt.files.write import new_file
 from dflash_trt.runtime.measure import feature_capture
@@ -46,7 +47,7 @@ def test_layout(name: str, features: dict[str, Path]) -> None:
     spec = read_draft(FIXTURES / f"{name}-dflash").spec
     config = json.loads((FIXTURES / name / "config.json").read_text())
     assert facts == {
-        "schema_version": 3,
+        "schema_version": 4,
         "tool_version": __version__,
         "target_name": name,
         "target": {
@@ -105,7 +106,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_sampled_answers(sampled: Path) -> None:
     tensors, facts = read(sampled)
-    assert (facts["schema_version"], facts["temperature"], facts["seed"]) == (3, 0.9, 2**64 - 1)
+    assert (facts["schema_version"], facts["temperature"], facts["seed"]) == (4, 0.9, 2**64 - 1)
     model = load_target(FIXTURES / "tiny-qwen3")
     for i, seed in enumerate([2**64 - 1, 0]):
         tokens, p = tensors[f"tokens.{i}"].tolist(), int(tensors[f"prompt_length.{i}"])
@@ -135,10 +136,10 @@ def test_a_target_in_bfloat16(tmp_path: Path) -> None:
 def test_floats_take_bfloat16_only_where_it_keeps_every_value() -> None:
     values = torch.tensor([1.0, -0.0, 2.0**-130, 3.375])
     assert narrowest(values) == torch.bfloat16
-    assert torch.equal(torch.from_numpy(bits(values, torch.bfloat16)).view(torch.bfloat16).float(), values)
+    assert torch.equal(torch.from_numpy(bits(values.bfloat16())).view(torch.bfloat16).float(), values)
     values[1] = 1 + 2.0**-8
     assert narrowest(values) == torch.float32
-    assert torch.equal(torch.from_numpy(bits(values, torch.float32)), values)
+    assert torch.equal(torch.from_numpy(bits(values)), values)
 
 
 def test_what_the_prompts_file_says_is_kept(tmp_path: Path) -> None:
@@ -306,6 +307,7 @@ def read_all(file: Path, draft: str = "tiny-qwen3-dflash") -> None:
     with open_features(file, read_draft(FIXTURES / draft).spec) as opened:
         list(opened.sequences())
         opened.mask_embedding()
+        opened.lm_head()
 
 
 def test_another_draft_is_refused(features: dict[str, Path]) -> None:
@@ -332,15 +334,15 @@ def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (lambda t, f: f.update(mask_token_id=2), "mask_token_id: expected 1 (draft), found 2"),
         (lambda t, f: f["target"].update(hidden_size=64), "hidden_size: expected 64 (target), found 128 (draft)"),
         (lambda t, f: f["target"].update(vocab_size=9), "vocab_size: expected 9 (target), found 1024 (draft)"),
-        (lambda t, f: f.update(schema_version=2), "schema_version: expected 3, found 2"),
+        (lambda t, f: f.update(schema_version=2), "schema_version: expected 4, found 2"),
         (lambda t, f: f.update(temperature=-1.0), "Expected `float` >= 0.0 - at `$.temperature`"),
         (lambda t, f: f.pop("target"), "expected facts, found Object missing required field `target`"),
         (lambda t, f: f.update(extra=1), "expected facts, found Object contains unknown field `extra`"),
-        (lambda t, f: t.pop("taps.1"), "missing tensor 'taps.1'"),
+        (lambda t, f: t.pop("taps.1"), "missing tensor 'crc32.taps.1' [] (2 of 28"),
         (lambda t, f: t.pop("tokens.1"), "missing tensor 'tokens.1'"),
-        (lambda t, f: t.pop("mask_embedding"), "missing tensor 'mask_embedding'"),
-        (lambda t, f: t.pop("lm_head"), "missing tensor 'lm_head'"),
-        (lambda t, f: f["prompts"].pop(), "that its metadata describes, found tensor 'embeddings.2' besides"),
+        (lambda t, f: t.pop("mask_embedding"), "missing tensor 'crc32.mask_embedding' [] (2 of"),
+        (lambda t, f: t.pop("lm_head"), "missing tensor 'crc32.lm_head' [] (2 of"),
+        (lambda t, f: f["prompts"].pop(), "that its metadata describes, found tensor 'crc32.embeddings.2' besides"),
         (put("taps.0", lambda x: x[1:]), "tensor 'taps.0': expected shape ["),
         (put("taps.0", lambda x: x[:, 1:]), "tensor 'taps.0': expected shape ["),
         (put("taps.0", torch.Tensor.half), "tensor 'taps.0': expected dtype F32 or BF16, found F16"),
@@ -363,6 +365,16 @@ def test_refused_files(
 ) -> None:
     file = edit(features["tiny-qwen3"], tmp_path / "f.safetensors", change)
     assert words in refusal(lambda: read_all(file))
+
+
+@pytest.mark.parametrize("name", ["tokens.1", "prompt_length.0", "taps.2", "embeddings.1", "mask_embedding", "lm_head"])
+def test_a_changed_bit_is_noticed(name: str, features: dict[str, Path], tmp_path: Path) -> None:
+    """A token that became another one is still a token; its checksum is no longer right."""
+    content = bytearray(features["tiny-qwen3"].read_bytes())
+    stored = read_tensors(features["tiny-qwen3"])[name]
+    content[stored.offset] ^= 1
+    (tmp_path / "f.safetensors").write_bytes(content)
+    assert f"{name} has changed since it was captured" in refusal(lambda: read_all(tmp_path / "f.safetensors"))
 
 
 @pytest.mark.parametrize("length", [0, -1, 2**40])

@@ -22,7 +22,7 @@ import httpx
 from openai import OpenAI
 
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server.api_keys import ApiKeys
+from dflash_trt.runtime.server.access import ApiKeys
 from dflash_trt.runtime.server.app import make_app
 from dflash_trt.runtime.server.connections.server import HttpServer
 from dflash_trt.runtime.server.connections.sockets import bind

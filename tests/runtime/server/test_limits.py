@@ -19,7 +19,7 @@ from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.server import request_body
-from dflash_trt.runtime.server.api_keys import ApiKeys
+from dflash_trt.runtime.server.access import ApiKeys
 from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.connections import parser, protocol
 from dflash_trt.runtime.server.connections.sockets import bind

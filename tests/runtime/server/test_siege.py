@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile and slow clients, damaged weights, file limits: what a client can do to the others."""
+"""Hostile and idle clients, failed steps and file limits: what one client can do to the others."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import asyncio
 import errno
 import http.client
 import logging
-import os
-import re
 import resource
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -28,183 +23,15 @@ from uvicorn.server import ServerState
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.server import endpoints, event_stream, tokenizing
+from dflash_trt.runtime.server import endpoints
 from dflash_trt.runtime.server.connections import acceptor, protocol, server
 from dflash_trt.runtime.server.connections.sockets import max_connections
 from dflash_trt.runtime.server.endpoints import DEGRADED_FAILURES
-from dflash_trt.runtime.server.event_stream import EventStream
-from dflash_trt.runtime.server.log import MAX_QUEUED_LINES, NonBlockingHandler
-from dflash_trt.runtime.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.cli.commands import run_here
 from tests.runtime.server.live import Live, bounded, read_response, serving
 from tests.waiting import PATIENCE, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-
-
-class CountingTokenizer:
-    """The real one, which counts the characters that it is given."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.num_characters = 0
-        self.on_call: Callable[[], None] = lambda: None
-
-    def __deepcopy__(self, memo: object) -> CountingTokenizer:
-        return self
-
-    def __call__(self, text: str, **options: Any) -> Any:
-        self.num_characters += len(text)
-        self.on_call()
-        return self._tokenizer(text, **options)
-
-    def get_vocab(self) -> Any:
-        return self._tokenizer.get_vocab()
-
-
-def test_a_long_prompt_is_tokenised_up_to_the_limit(live: Live) -> None:
-    """One of too many characters not at all."""
-    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
-    pool = TokenizerPool(tokenizer, 100)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"prompt: \d+ characters are more than 100 tokens"):
-        asyncio.run(pool.encode("x" * (pool.max_characters + 1)))
-    assert tokenizer.num_characters == 0
-    pool = TokenizerPool(tokenizer, 2 * CHUNK_CHARACTERS)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"prompt: it has more than .* tokens"):
-        asyncio.run(pool.encode("é1" * 3 * CHUNK_CHARACTERS))
-    assert tokenizer.num_characters <= 4 * CHUNK_CHARACTERS
-    text = "def f(x): return x + 1\n" * (CHUNK_CHARACTERS // 20)
-    assert asyncio.run(pool.encode(text)) == live.llm.backend.encode(text)
-
-
-@bounded
-async def test_clients_take_turns_at_tokenising(live: Live) -> None:
-    """At most one of ten prompts of one client is tokenised before another client's."""
-    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
-    pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert may_go_on.wait(PATIENCE)
-
-    tokenizer.on_call = wait
-    many = [asyncio.create_task(pool.encode("x", client="many")) for _ in range(10)]
-    while not begun.is_set():
-        await asyncio.sleep(0.001)
-    few = asyncio.create_task(pool.encode("y", client="few"))
-    await asyncio.sleep(0)
-    ended: list[asyncio.Task[list[int]]] = []
-    for task in (*many, few):
-        task.add_done_callback(ended.append)
-    may_go_on.set()
-    await asyncio.gather(*many, few)
-    assert ended.index(few) == 1
-
-
-def test_the_tokenizers_time_is_limited(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizing, "TOKENIZER_SECONDS", 0.0)
-    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
-    pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="prompt: the tokenizer takes more than 0 s"):
-        asyncio.run(pool.encode("x " * 2 * CHUNK_CHARACTERS))
-    assert tokenizer.num_characters == CHUNK_CHARACTERS, "one chunk"
-
-
-@bounded
-async def test_tokenising_ends_with_the_client(live: Live) -> None:
-    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
-    pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert may_go_on.wait(PATIENCE)
-
-    tokenizer.on_call = wait
-    task = asyncio.create_task(pool.encode("x " * 2 * CHUNK_CHARACTERS))
-    while not begun.is_set():
-        await asyncio.sleep(0.001)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    may_go_on.set()
-    last = "x " * CHUNK_CHARACTERS  # on the same thread, so after the first: counted, then tokenised
-    await pool.encode(last)
-    assert tokenizer.num_characters == CHUNK_CHARACTERS + 2 * len(last)
-
-
-async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, Any], None]:
-    try:
-        for i in range(number):
-            yield {"index": i, "text": "x" * 1000}
-            await asyncio.sleep(0)
-    finally:
-        ended.append(1)
-
-
-async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
-    """Whether the documents came to an end before the client read any, and what it got then.
-
-    With `ticks` it reads meanwhile: one document every `ticks` turns of the event loop.
-    """
-    ended: list[int] = []
-    may_read, sent = asyncio.Event(), b""
-
-    async def send(message: Any) -> None:
-        nonlocal sent
-        await may_read.wait()
-        for _ in range(ticks):
-            await asyncio.sleep(0)
-        sent += message.get("body", b"")
-
-    async def receive() -> dict[str, str]:
-        return await asyncio.get_running_loop().create_future()
-
-    if ticks:
-        may_read.set()
-    response = asyncio.create_task(EventStream(documents(number, ended))({"dflash_trt.log_fields": {}}, receive, send))
-    for _ in range(10 * number):
-        await asyncio.sleep(0)
-    is_computed = bool(ended)
-    may_read.set()
-    await response
-    return is_computed, sent
-
-
-@pytest.mark.parametrize("limit", [None, "MAX_UNREAD_BYTES", "MAX_ALL_UNREAD_BYTES"])
-def test_an_unread_response(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives its place back, and is cut at a limit."""
-    if limit is not None:
-        monkeypatch.setattr(event_stream, limit, 10_000)
-    is_computed, sent = asyncio.run(read_slowly(50))
-    assert is_computed
-    assert sent.count(b'"index"') == 50 if limit is None else sent.count(b'"index"') < 11
-    assert (b"the client is too slow" in sent) == (limit is not None)
-    assert sent.endswith(b"data: [DONE]\n\n")
-    assert EventStream.all_unread_bytes == 0
-
-
-def test_what_was_read_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the documents are unread when the last one comes: fewer bytes than the limit, as all are more."""
-    monkeypatch.setattr(event_stream, "MAX_UNREAD_BYTES", 40_000)
-    assert asyncio.run(read_slowly(50, ticks=2))[1].count(b'"index"') == 50
-
-
-@bounded
-async def test_a_client_that_leaves_is_not_counted_any_more() -> None:
-    ended: list[int] = []
-
-    async def send(message: Any) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def receive() -> dict[str, str]:
-        while not ended:
-            await asyncio.sleep(0)
-        assert EventStream.all_unread_bytes > 50_000
-        return {"type": "http.disconnect"}
-
-    await EventStream(documents(50, ended))({"dflash_trt.log_fields": {}}, receive, send)
-    assert EventStream.all_unread_bytes == 0
 
 
 class Transport(asyncio.Transport):
@@ -340,30 +167,6 @@ def test_a_body_that_breaks_off_after_its_response(live: Live, caplog: pytest.Lo
         connection.sendall(b"not a chunk\r\n")
         assert connection.recv(1000) == b""
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-def test_errors_of_libraries_are_lines_of_the_log() -> None:
-    """Python's own handler writes at once, to a reader that may not read."""
-    code = "import logging; from dflash_trt.runtime.server.log import set_up_logging; set_up_logging(); "
-    code += "logging.getLogger('asyncio').error('an error'); logging.getLogger().handlers[0].flush()"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"[-0-9]+ [:0-9]+ an error\n", run.stderr)
-
-
-def test_an_unread_log_loses_lines() -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with suppress(BlockingIOError):  # ends when the pipe is full
-        while True:
-            os.write(writing, b"x" * 4096)
-    os.set_blocking(writing, True)
-    handler = NonBlockingHandler(writing)
-    for i in range(2 * MAX_QUEUED_LINES):
-        handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, f"line {i} {'x' * 200}", None, None))
-    assert handler.num_dropped > 0
-    os.close(reading)  # the thread's write ends with an error, and it goes on
-    handler.flush()
-    assert handler.is_idle
 
 
 @pytest.mark.parametrize(

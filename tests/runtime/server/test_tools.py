@@ -16,12 +16,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.server.channels import Channels, ChannelTokens
 from dflash_trt.runtime.server.hermes import HermesParser
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.request_fields import ChatBody
+from dflash_trt.runtime.server.requests import parse_request
 from dflash_trt.runtime.server.tagged_calls import call_reader
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
 from tests.engines import trained_engine
@@ -96,6 +98,14 @@ def test_tagged_arguments_have_the_types_of_their_schema(form: str) -> None:
         text = f"<tool_call>{wrong}</tool_call>"
         assert parse_hermes([text], form) == (text, [], False)
     assert parse_hermes([f"<tool_call>{TAGGED[form][:20]}"], form)[2]
+
+
+def test_deepseeks_format_is_refused_by_its_name() -> None:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")
+    tokenizer.chat_template = "{{ '<｜tool▁call▁begin｜>' }}"
+    form = tool_format(tokenizer)
+    with pytest.raises(RequestError, match="tools: calls in the format of DeepSeek's templates are not supported"):
+        parse_request({"messages": MESSAGES, "tools": TOOLS}, MODEL, 100, form, is_chat=True)
 
 
 @pytest.mark.parametrize(("form", "part"), [("qwen3-coder", "<function=NAME>"), ("glm", "<arg_key>")])
