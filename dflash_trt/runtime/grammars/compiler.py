@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_CHARACTERS = 2**16
+TOOLS, MAX_TOOL_CHARACTERS = "tools", 2**20
+"""Field of grammars that the server writes from tools of at most MAX_CHARACTERS, and characters of one."""
 MAX_NESTING = {"json_schema": 64, "structural_tag": 64, "choice": MAX_CHARACTERS, "regex": 32, "grammar": 32}
 """Levels of brackets: Python's and Rust's parsers recurse."""
 NUM_THREADS = 2
@@ -125,8 +127,9 @@ def _threads() -> ThreadPoolExecutor:
 
 def bounded(grammar: Grammar) -> Grammar:
     """Returns `grammar`; RequestError for one with too many characters or levels of brackets."""
-    if (size := len(grammar.text)) > MAX_CHARACTERS:
-        raise RequestError(f"{grammar.field}: {size} characters of a {grammar.kind} are more than {MAX_CHARACTERS}")
+    most = MAX_TOOL_CHARACTERS if grammar.field == TOOLS else MAX_CHARACTERS
+    if (size := len(grammar.text)) > most:
+        raise RequestError(f"{grammar.field}: {size} characters of a {grammar.kind} are more than {most}")
     limit = MAX_NESTING[grammar.kind]
     change = {"(": 1, ")": -1} if grammar.kind in ("regex", "grammar") else {"{": 1, "[": 1, "}": -1, "]": -1}
     if max(accumulate(change.get(c, 0) for c in grammar.text), default=0) > limit:

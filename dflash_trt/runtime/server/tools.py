@@ -10,6 +10,7 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.grammars.compiler import MAX_CHARACTERS, TOOLS
 from dflash_trt.runtime.grammars.structural_tags import PLACE
 from dflash_trt.runtime.server.channels import ChannelTokens
 from dflash_trt.runtime.server.hermes import BEGIN, END
@@ -94,6 +95,8 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar | None:
     functions = [definition["function"] for definition in tools.definitions]
     if not tools.required and not any(function.get("strict") for function in functions):
         return None
+    if (size := len(msgspec.json.encode(functions))) > MAX_CHARACTERS:
+        raise RequestError(f"tools: {size} characters to be enforced are more than {MAX_CHARACTERS}")
     calls = [
         _call(form, function, is_enforced=tools.required or bool(function.get("strict"))) for function in functions
     ]
@@ -104,7 +107,7 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar | None:
         whole = {"tags": calls, "at_least_one": tools.required, "stop_after_first": not tools.parallel}
         whole |= {"type": "tags_with_separator", "separator": "\n"} if tools.required else AUTO
     tag = {"type": "structural_tag", "format": whole}
-    return Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools")
+    return Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field=TOOLS)
 
 
 def _call(form: ToolFormat, function: Json, *, is_enforced: bool) -> Json:

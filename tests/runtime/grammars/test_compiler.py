@@ -19,8 +19,8 @@ from tests.runtime.grammars.sampler import END, VOCAB_SIZE, compiler, tokenizer
 
 @pytest.mark.parametrize(
     ("kind", "text", "problem"),
-    [("regex", "a" * 70_000, "at most 65536 characters"), ("json_schema", "[" * 65, "at most 64 levels"),
-     ("regex", "(" * 33, "at most 32"),
+    [("regex", "a" * 70_000, "are more than 65536"), ("json_schema", "[" * 65, "more than 64 levels"),
+     ("regex", "(" * 33, "more than 32"),
      ("json_schema", "{", "the json_schema is no JSON object"), ("json_schema", "[]", "is no JSON object"),
      ("structural_tag", "5", "the structural_tag is no JSON object"),
      ("structural_tag", "{}", "/format/type is none of"),

@@ -120,6 +120,17 @@ def test_required_calls_satisfy_their_schema(form: Any) -> None:
             jsonschema.validate(json.loads(each.arguments), schema)
 
 
+@pytest.mark.parametrize("form", TEMPLATES)
+def test_many_tools(form: Any) -> None:
+    """Their grammar is longer than they are, up to a limit on themselves."""
+    tools = [{**STRICT, "function": {**STRICT["function"], "name": f"get_{i}"}} for i in range(128)]  # type: ignore[dict-item]
+    loaded = tokenizer(form, [])
+    assert is_taken(loaded, grammar(form, tools), list(loaded(call(form, "get_127", ARGUMENTS))["input_ids"]))
+    long = {"type": "function", "function": {**LOOSE["function"], "strict": True, "description": "x" * 2**16}}  # type: ignore[dict-item]
+    with pytest.raises(RequestError, match=r"tools: \d+ characters to be enforced are more than 65536"):
+        grammar(form, [long])
+
+
 def test_nothing_is_enforced_unless_it_is_asked_for() -> None:
     tools = read_tools(ChatBody(messages=[], tools=[LOOSE]))
     assert tools is not None

@@ -311,11 +311,13 @@ def test_the_prompt_offers_tools(live: Live) -> None:
     answer = client.chat.completions.create(tool_choice="none", **settings)
     assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == (plain.text, None)
     tokenizer = live.llm.backend.tokenizer
-    prompt = render_chat(tokenizer, MESSAGES, tools=TOOLS)
-    assert "get_time" in prompt
-    expected = live.llm.generate(encode(tokenizer, prompt), SamplingParams(max_tokens=8))[0]
-    answer = client.chat.completions.create(**settings)
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (expected.text, "length")
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    for tools in (TOOLS, strict):  # text that is no call is free
+        prompt = render_chat(tokenizer, MESSAGES, tools=tools)
+        assert "get_time" in prompt
+        expected = live.llm.generate(encode(tokenizer, prompt), SamplingParams(max_tokens=8))[0]
+        answer = client.chat.completions.create(**settings | {"tools": tools})
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (expected.text, "length")
 
 
 def test_a_conversation_with_calls_and_template_variables(live: Live) -> None:
