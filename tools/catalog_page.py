@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 UNKNOWN = "not known"
-GPU_GROUPS: dict[str, tuple[str, ...]] = {
-    "Hopper": ("h100", "h200", "h20"),
-    "Blackwell": ("b200", "b300", "gb200", "gb300"),
-    "RTX, GB10, L40S": (),
-}
-"""Columns of the deployments' table, the last for all other GPUs."""
 MARK = "<!-- Written by `make catalog` from dflash_trt/deploy/data/catalog.json and checkpoints.json. -->\n"
 
 
@@ -44,12 +37,6 @@ def catalogue() -> str:
         members = ", ".join(_named(draft) for draft in page.drafts if draft.family == name)
         lines += [f"* **{name}** ({family.dialect or 'not read'}): {members}"]
         lines += [f"    * {runtime}" for runtime in _runtimes(family.runtimes)]
-    lines += [
-        "", "## Included deployments", "",
-        "Every GPU count and purpose that a file in build_configs/ describes; all have few users unless they say more.",
-        "None has run on its GPUs.", "",
-        *_markdown(("draft", *GPU_GROUPS), [_deployments(draft) for draft in page.drafts if draft.deployments]),
-    ]  # fmt: skip
     lines += ["", "Verified here, on a CPU:", ""]
     lines += _grouped((name, family.verified) for name, family in page.families.items() if family.dialect)
     lines += [
@@ -60,19 +47,6 @@ def catalogue() -> str:
     ]  # fmt: skip
     lines += _grouped((_name(draft), draft.licence) for draft in page.drafts if draft.licence)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _deployments(draft: KnownDraft) -> tuple[str, ...]:
-    """The draft, and links to its deployments on the GPUs of each group."""
-    cells: dict[str, list[str]] = {group: [] for group in GPU_GROUPS}
-    for file in draft.deployments:
-        name = file.removesuffix(".yaml")
-        gpus, _, purpose = re.sub(r".+\.([a-z0-9]+x\d+)\.", r"\1.", name).partition(".")
-        gpu = gpus.rpartition("x")[0]
-        group = next(group for group, names in GPU_GROUPS.items() if gpu in names or not names)
-        text = gpus if purpose == "latency" else f"{gpus} {purpose}"
-        cells[group].append(f"[{text}](../build_configs/{file})")
-    return _name(draft), *(", ".join(cell) for cell in cells.values())
 
 
 def _runtimes(answers: Mapping[str, str]) -> list[str]:

@@ -26,6 +26,7 @@ from dflash_trt.observe.plots.picture import save_picture
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True,
                  help="Batch size of the step that is itemised."),
     click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Number of servers."),
+    click.option("--all", "shows_all", is_flag=True, help="Also print steps, larger batches, memory, sensitivity."),
     json_option,
     click.option("--plot", type=FILE, help="Also plot the curve to this PNG file."),
     click.option("--html", type=FILE, help="Also write a self-contained page."),
@@ -33,10 +34,10 @@ from dflash_trt.observe.plots.picture import save_picture
 def estimate(
     config: str, acceptance: Path | None, tau: float | None, eagle3_tau: float | None, prompt_tokens: int,
     output_tokens: int, runtime: Runtime | None, routing: str, batch: int, replicas: int, target: str | None,
-    draft: str | None, as_json: bool, plot: Path | None, html: Path | None,
+    draft: str | None, shows_all: bool, as_json: bool, plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
-    """Predict a deployment's performance: one step term by term, throughput per GPU against the speed of a user for
-    plain decoding, EAGLE-3 and DFlash, memory and the batch limit.
+    """Predict a deployment's performance: throughput per GPU against the speed of a user for plain decoding, EAGLE-3
+    and DFlash, beside what is published; with --all also one step term by term, memory and the batch limit.
 
     CONFIG is a deployment file or the name of a shipped one. Nothing is measured here: docs/estimate.md has the
     constants' sources, and how far predictions were from what others published.
@@ -48,6 +49,7 @@ def estimate(
     from dflash_trt.observe.estimate import estimate_text, inputs, tables
     from dflash_trt.observe.estimate.curve import Traffic
     from dflash_trt.observe.estimate.estimate_page import write_page
+    from dflash_trt.observe.estimate.published_beside import published_lines
     from dflash_trt.observe.estimate.report import estimate as predict
     from dflash_trt.observe.pages.page_templates import PAGE
 
@@ -75,8 +77,9 @@ def estimate(
         print_json("estimate", {"replicas": replicas, **msgspec.structs.asdict(shown)})
     else:
         click.echo(f"{estimate_text.verdict(result, replicas)}\n{result.name}: {estimate_text.title(result)}")
-        click.echo("\n".join(filter(None, (estimate_text.lead(result), estimate_text.caution(system)))) + "\n")
-        print_tables(tables.tables(result))
+        said = (estimate_text.lead(result), *published_lines(system), estimate_text.caution(system))
+        click.echo("\n".join(filter(None, said)) + "\n")
+        print_tables(tables.tables(result) if shows_all else tables.short_tables(result))
         given = f"--tau {tau}" if acceptance is None else f"--acceptance {quoted(acceptance)}"
         click.echo(f"next: dflash-trt tune {quoted(Path(config))} --slo TOKENS_PER_SECOND {given}", err=True)
     if plot is not None:

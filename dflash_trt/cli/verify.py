@@ -58,7 +58,7 @@ MIN_TOKENS = 3
                  help='JSON Lines: {"prompt": text} or {"token_ids": [...]}, optionally with "id".'),
     click.option("--features", type=PATH,
                  help="File that `capture` wrote; its answers are replayed in place of --prompts."),
-    click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
+    click.option("--reference", type=PATH, help="Unquantised engine of the same draft; with --features, of any kind."),
     chat_options,
     max_tokens_option(128, MIN_TOKENS),
     runtime_options("device", "executor", "dtype"),

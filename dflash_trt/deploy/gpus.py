@@ -27,7 +27,7 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str
     title: str
     memory_bytes: int
-    """Advertised size in decimal gigabytes, a few percent below what the driver reports."""
+    """The driver's figure; the advertised size of memory shared with the CPU, and of a described GPU."""
     compute_capability: tuple[int, int]
     memory_bandwidth: float
     """Bytes a second."""

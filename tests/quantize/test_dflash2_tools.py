@@ -29,9 +29,13 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_correlator_reads_the_embeddings_of_all_candidates(features: Path, tmp_path: Path) -> None:
     """Another draft's file lacks them."""
     run_here("build", LILICORR, "--target", TARGET, "-o", tmp_path / "engine")
-    with pytest.raises(CheckpointError, match="lacks the target's embedding, which a LiLiCorr draft reads") as refused:
-        run_here("verify", tmp_path / "engine", "--features", features)
-    assert "capture with this draft" in str(refused.value.hint)
+    run_here("build", DRAFT, "--target", TARGET, "-o", tmp_path / "other")
+    for asked in (["engine"], ["other", "--reference", tmp_path / "engine"]):
+        with pytest.raises(
+            CheckpointError, match="lacks the target's embedding, which a LiLiCorr draft reads"
+        ) as found:
+            run_here("verify", tmp_path / asked[0], "--features", features, *asked[1:])
+        assert "capture with this draft" in str(found.value.hint)
 
 
 @pytest.mark.parametrize("name", ["DFlash2", "DSpark", "LiLiCorr"])
@@ -45,6 +49,19 @@ def test_search_without_ranges_wants_formats_of_weights(features: Path, tmp_path
     with pytest.raises(CheckpointError, match="because it has block convolutions") as refused:
         run_here("search", DRAFT, "--features", features, "--max-tau-loss", "50%", "-o", tmp_path / "own.yaml")
     assert "--format W4A16_NVFP4" in str(refused.value.hint)
+
+
+def test_kinds_are_compared_on_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LiLiCorr beside DFlash."""
+    features = captured(LILICORR, tmp_path / "features.safetensors")
+    dflash = FIXTURES / "tiny-qwen3-dflash"
+    for draft in (dflash, LILICORR):
+        run_here("build", draft, "--target", TARGET, "-o", tmp_path / draft.name)
+    capsys.readouterr()
+    asked = ("--features", features, "--reference", tmp_path / dflash.name)
+    run_here("verify", tmp_path / LILICORR.name, *asked, "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert report["engine"]["tau"] > report["reference"]["tau"] > 1.5
 
 
 @pytest.mark.full

@@ -91,7 +91,8 @@ def open_setup(engine: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1
 
 
 def decode(setup: Setup, worker: Worker, seed: int) -> list[Trace]:
-    """A random schedule: any batch and order, cancels, evictions, slots used again, prefixes of others, a warm-up.
+    """A random schedule: any batch and order, cancels, evictions, slots used again, prefixes of others, prompts of
+    other machines, a warm-up.
 
     Once the worker replaces its pool and reads all running requests again. A batch of 3 is padded, since the plan has
     sizes 1, 2, 4 and 5.
@@ -105,16 +106,20 @@ def decode(setup: Setup, worker: Worker, seed: int) -> list[Trace]:
         free = [slot for slot in range(BATCH) if slot not in decoding.traces]
         if free and draw.random() < 0.7:
             slot, text = int(draw.choice(free)), texts[int(draw.integers(len(texts)))]
-            others = list(decoding.traces)
+            others = [other for other in decoding.traces if other in started]
+            started.pop(slot, None)
             if others and draw.random() < 0.5:  # repeats the prompt: a page of 64 and one of 16
                 source = int(draw.choice(others))
                 text = started[source]
                 decoding.prefill(slot, text[:64], shared_with=source)
                 decoding.prefill(slot, text[64:])
+                started[slot] = text
+            elif draw.random() < 0.2:
+                decoding.prefill(slot, text, is_elsewhere=True)
             else:
                 decoding.prefill(slot, text[:37])
                 decoding.prefill(slot, text[37:])
-            started[slot] = text
+                started[slot] = text
         running = [int(slot) for slot in draw.permutation(list(decoding.traces))]
         if not running:
             continue

@@ -129,6 +129,42 @@ def test_the_workers_hidden_states_outlive_the_next_block(session: Session, engi
 
 
 @ONE_PAIR
+def test_requests_whose_prompt_is_not_there(session: Session, engine: Path) -> None:
+    """One outgrows the context in its last chunk, one was prefilled elsewhere; both draft from their answers alone."""
+    worker = make_worker(session, OnnxExecutor(engine, session.manifest))
+    decoding = Decoding(worker, session.target, open_drafter(engine, session.manifest, num_slots=BATCH))
+    long = (texts(session)[0] * 9)[: CONTEXT + 1]
+    asked = [long, *texts(session)[1:]]
+    decoding.prefill(0, long[:200])
+    decoding.prefill(0, long[200:])
+    decoding.prefill(1, asked[1], is_elsewhere=True)
+    decoding.prefill(2, asked[2])
+    assert worker.ctx_len.tolist() == [0, 0, len(asked[2]), 0]
+    for _ in range(STEPS):
+        decoding.step([1, 2, 0])
+    for slot in range(BATCH):
+        decoding.release(slot)
+    for slot, prompt in enumerate(asked):
+        trace = decoding.traces[slot]
+        assert trace.token_ids == session.generate_plain(prompt, greedy(len(trace.token_ids))).token_ids
+        assert trace.drafts == trace.expected_drafts
+
+
+@ONE_PAIR
+def test_a_context_at_its_end(session: Session, engine: Path) -> None:
+    """Rows that no longer fit are stored over the last; the drafts are poor then, and tokens are the target's."""
+    worker = make_worker(session, OnnxExecutor(engine, session.manifest))
+    worker.max_ctx = max(map(len, texts(session))) + 5
+    worker.allocate(BATCH)
+    traces = decode(worker, session.target, open_drafter(engine, session.manifest, num_slots=BATCH), texts(session), 12)
+    assert any(
+        len(prompt + t.token_ids) > worker.max_ctx + worker.K for prompt, t in zip(texts(session), traces, strict=True)
+    )
+    for prompt, trace in zip(texts(session), traces, strict=True):
+        assert trace.token_ids == session.generate_plain(prompt, greedy(len(trace.token_ids))).token_ids
+
+
+@ONE_PAIR
 def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)

@@ -3,11 +3,12 @@
 
 Written from NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/speculative/dflash.py at 414ba69f42c2, attention backend VANILLA:
 K + 1 rows of taps for every request in every step, those that were not accepted zeroed and stored past the context's
-end; zeros as the first drafts of a request; the last slot for requests that only pad a batch. 864a4300 also passes
-`ctx_rows_start` to drafters that take it, and a mask row of the drafter's own; 8d62b3e5 asks `fc` itself for the dtype
-of the cache, and for LiLiCorr before DFlash2's selector. The cache manager's pool of pages (414ba69f42c2 and 8d62b3e5)
-has two layouts: V1 slices a layer out of each page, V2 is a view of every layer over the whole pool, in which a page's
-entry is its slot times the layers. Entries that are not allocated become 0, another request's page.
+end; zeros as the first drafts of a request; the last slot for requests that only pad a batch. A prompt that outgrows
+the context, and a request that was prefilled on another machine, generate from an empty slot (8d62b3e5). 864a4300 also
+passes `ctx_rows_start` to drafters that take it, and a mask row of the drafter's own; 8d62b3e5 asks `fc` itself for the
+dtype of the cache, and for LiLiCorr before DFlash2's selector. The cache manager's pool of pages (414ba69f42c2 and
+8d62b3e5) has two layouts: V1 slices a layer out of each page, V2 is a view of every layer over the whole pool, in which
+a page's entry is its slot times the layers. Entries that are not allocated become 0, another request's page.
 """
 
 from __future__ import annotations
@@ -75,14 +76,22 @@ class Worker:
         """Size of all caches that are alive."""
         return sum(cache.nbytes for reference in self._caches if (cache := reference()) is not None)
 
-    def prefill(self, slot: int, taps: Tensor) -> None:
-        """Appends the rows of a chunk of a prompt."""
+    def prefill(self, slot: int, taps: Tensor) -> bool:
+        """Appends the rows of a chunk of a prompt; False where they do not fit, and the slot is empty now."""
         begin = int(self.ctx_len[slot])
         end = begin + len(taps)
+        if end > self.max_ctx:
+            self.release(slot)
+            return False
         projected = self.drafter.project_target_hidden(taps).to(self.dtype)
         k, v = self.drafter.precompute_context_kv(projected, torch.arange(begin, end))
         self._store(torch.full((len(taps),), slot), torch.arange(begin, end), k, v)
         self.ctx_len[slot] = end
+        return True
+
+    def _limits(self) -> tuple[int, int]:
+        """The last column that rows are stored in, and the most rows of a context."""
+        return self.max_ctx - 1, self.max_ctx
 
     def _store(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         self.k_cache[slots, :, positions] = k
@@ -122,10 +131,10 @@ class Worker:
         k.mul_(keep)
         v.mul_(keep)
         rows = slots[:, None].expand(-1, self.K + 1).reshape(-1)
-        columns = positions.clamp(max=self.max_ctx - 1)
-        self._store(rows, columns, k, v)
+        last_column, most_rows = self._limits()
+        self._store(rows, positions.clamp(max=last_column), k, v)
         self.ctx_len[slots] += num_accepted
-        self.ctx_len.clamp_(max=self.max_ctx)
+        self.ctx_len.clamp_(max=most_rows)
         embed = drafter.draft_model_full.model.embed_tokens
         embedded = embed(torch.cat([bonus, torch.tensor([drafter.mask_token_id])]))
         mask = getattr(drafter, "mask_token_embedding", None) if self.generation == "864a4300" else None
@@ -227,6 +236,10 @@ class PooledWorker(Worker):
             for kv, values in enumerate(row):  # [L, G, D]
                 self.pool[pages[position // self._size], :, kv, :, position % self._size] = values
 
+    def _limits(self) -> tuple[int, int]:
+        rows = self.table.shape[1] * self._size
+        return rows - 1, min(self.max_ctx, rows - self.drafter.block_size)
+
     def _context(self, slots: Tensor) -> dict[str, Any]:
         self.table.zero_()
         self._start = int(torch.randint(len(self.table) - len(slots) + 1, (), generator=self._random))  # prompts
@@ -300,18 +313,24 @@ class Decoding:
         self._prompts: dict[int, list[int]] = {}
 
     @torch.inference_mode()
-    def prefill(self, slot: int, part: list[int], shared_with: int | None = None) -> None:
+    def prefill(
+        self, slot: int, part: list[int], shared_with: int | None = None, *, is_elsewhere: bool = False
+    ) -> None:
         """A chunk of the prompt of the request on `slot`; after the last one, it may step.
 
-        The worker need not store the first, where it is that of another slot.
+        The worker need not store the first, where it is that of another slot. With `is_elsewhere` another machine
+        computed it, and no drafter here sees it.
         """
         verified = self._target.verify([Segment(slot=slot, token_ids=part, num_logits=1)], with_taps=True)
         self._target.rollback(slot, 0)
-        if shared_with is None:
-            self.worker.prefill(slot, verified.taps)
-        else:
+        is_there = not is_elsewhere
+        if shared_with is not None:
             self.worker.share(slot, shared_with, len(part))
-        self._drafter.inject([slot], [len(part)], verified.taps)
+        elif is_there and not self.worker.prefill(slot, verified.taps):
+            self._drafter.release(slot)
+            is_there = False
+        if is_there:
+            self._drafter.inject([slot], [len(part)], verified.taps)
         self._prompts[slot] = self._prompts.get(slot, []) + part
         self.traces[slot] = Trace([int(verified.logits[-1].argmax())])
         self._drafts[slot] = [0] * self.worker.K  # TensorRT-LLM's placeholders

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflash_trt.files.write import new_file
 from dflash_trt.observe.estimate.estimate_text import caution, lead, title, verdict
+from dflash_trt.observe.estimate.published_beside import published_lines
 from dflash_trt.observe.estimate.report import Estimate
 from dflash_trt.observe.estimate.tables import plot, tables
 from dflash_trt.observe.pages.page_templates import PAGE, render
@@ -23,7 +24,8 @@ def page(result: Estimate) -> str:
     """The page as text; the same estimate gives the same bytes."""
     picture = plot(result)
     return render(
-        "estimate.j2", "html", name=result.name, title=title(result), verdict=verdict(result), lead=lead(result),
+        "estimate.j2", "html", name=result.name, title=title(result), verdict=verdict(result),
+        lead=" ".join((lead(result), *published_lines(result.system))),
         caution=caution(result.system),
         picture={"alt": picture.description, "wide": svg(picture), "narrow": svg(picture, NARROW)},
         tables=list(tables(result)),

@@ -18,19 +18,24 @@ def title(result: Estimate) -> str:
 
 def verdict(result: Estimate, replicas: int = 1) -> str:
     """Speed of one user, gain of drafts, most throughput."""
-    plain, dflash = ((curve.points[0].user_rate if curve.points else None)
-                     for curve in (result.curve("none"), result.curve("dflash")))  # fmt: skip
-    if dflash is None:
+    plain, dflash = ({row.point.batch: row for row in result.curve(method).points} for method in ("none", "dflash"))
+    if not dflash:
         return "DFlash: no request fits"
-    ratio = "" if plain is None else f", {dflash.value / plain.value:.1f}x plain decoding"
-    most = max(point.gpu_rate.value for point in result.curve("dflash").points)
+    one = result.curve("dflash").points[0].user_rate
+    limit = max(result.system.max_batch_size, min(dflash))
+    most = max(row.gpu_rate.value for batch, row in dflash.items() if batch <= limit)
+    shared = sorted(batch for batch in plain.keys() & dflash.keys() if batch <= limit)
+    ratios = {at: dflash[at].user_rate.value / plain[at].user_rate.value for at in (*shared[:1], *shared[-1:])}
+    gain = " and ".join(f"{factor:.1f}x at batch {at}" for at, factor in ratios.items())
+    gain = gain.replace("x at", "x plain decoding at", 1)
     servers = ""
     if replicas > 1:
         num_gpus = replicas * result.system.num_gpus
         servers = f" {replicas} servers on {num_gpus} GPUs: {most * num_gpus:,.0f} tokens/s at most, evenly divided."
     return (
-        f"DFlash: one user gets {dflash.value:,.0f} tokens/s ({dflash.low:,.0f} to {dflash.high:,.0f} over constants'"
-        f" ranges){ratio}; a GPU at most {most:,.0f} tokens/s.{servers}"
+        f"DFlash: one user gets {one.value:,.0f} tokens/s ({one.low:,.0f} to {one.high:,.0f} over constants'"
+        f" ranges); {gain or 'plain decoding does not fit'}; a GPU at most {most:,.0f} tokens/s at batches up to"
+        f" {limit}.{servers}"
     )
 
 

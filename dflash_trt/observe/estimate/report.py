@@ -137,8 +137,8 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Throughput per GPU of each method at `user_rate` tokens per second for each user; 0 if a method does not reach
-    it.
+    """Throughput per GPU of each method at `user_rate` tokens per second for each user, up to the deployment's
+    max_batch_size; 0 if a method does not reach it.
     """
 
     user_rate: float
@@ -210,9 +210,10 @@ def estimate(
             f"estimate: no memory for a single request of {traffic.max_tokens} tokens: {curves[0].limit.reason}",
             hint="more GPUs, shorter requests or a smaller max_num_tokens",
         )
+    served = {m: [p for p in front if p.batch <= system.max_batch_size] for m, front in fronts.items()}
     at_rates = [
-        Ratio(rate, {method: rate_at(front, rate) for method, front in fronts.items()})
-        for rate in headline_rates(fronts)
+        Ratio(rate, {method: rate_at(front, rate) for method, front in served.items()})
+        for rate in (headline_rates(served) if any(served.values()) else ())
     ]
     return Estimate(
         name=name, system=system, traffic=traffic, acceptance=acceptances["dflash"], acceptance_source=source,

@@ -33,9 +33,15 @@ def plot(result: Estimate) -> Plot:
                 curves=tuple(curves))  # fmt: skip
 
 
+def short_tables(result: Estimate) -> Iterator[Table]:
+    """Speeds within the deployment's own range."""
+    yield rate_table(result)
+    yield batch_table(result)
+
+
 def tables(result: Estimate) -> Iterator[Table]:
     """All tables, in reading order."""
-    yield rate_table(result)
+    yield from short_tables(result)
     yield from (step_table(account, result.system) for account in result.accounts)
     yield from (curve_table(curve, result.system) for curve in result.curves)
     yield memory_table(result)
@@ -58,6 +64,22 @@ def rate_table(result: Estimate) -> Table:
     said = f"; not validated: {', '.join(unknown)}" if unknown else ""
     title = f"throughput per GPU at a given speed{said}"
     return Table(title=title, columns=columns, rows=tuple(rows), num_text_columns=0)
+
+
+def batch_table(result: Estimate) -> Table:
+    """Plain decoding and DFlash side by side, at powers of two up to the deployment's max_batch_size."""
+    plain, dflash = ({row.point.batch: row for row in result.curve(method).points} for method in ("none", "dflash"))
+    rows = []
+    for batch in sorted(plain.keys() | dflash.keys()):
+        if batch & (batch - 1) or batch > result.system.max_batch_size:
+            continue
+        at = [f"{row.user_rate.value:,.0f}" if row else "-" for row in (plain.get(batch), dflash.get(batch))]
+        row, base = dflash.get(batch), plain.get(batch)
+        ratio = f"{row.user_rate.value / base.user_rate.value:.1f}x" if row and base else "-"
+        drafts = "-" if row is None else str(row.point.num_draft_tokens)
+        rows.append((str(batch), at[0], drafts, at[1], ratio, "-" if row is None else f"{row.gpu_rate.value:,.0f}"))
+    columns = ("batch", "plain, tokens/s/user", "drafts", "DFlash, tokens/s/user", "ratio", "DFlash, tokens/s/GPU")
+    return Table(title="at equal batch", columns=columns, rows=tuple(rows), num_text_columns=0)
 
 
 def step_table(account: Account, system: System) -> Table:

@@ -109,7 +109,8 @@ def _text(file: DeploymentFile, tuning: Tuning, runtime: Runtime) -> str:
         gate = {"acceptance_rate_window_size": WINDOW, "acceptance_rate_threshold": share}
         asked = {key: value for key, value in (values.get("runtime_arguments") or {}).items() if value}
         values["runtime_arguments"] = merged(asked, {"trtllm": {"speculative_config": gate}})
-    changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, None)}
+    keys = [field.encode_name for field in msgspec.structs.fields(DeploymentFile)]
+    changed = {key: values[key] for key in keys if key in values and values[key] != DEFAULTS.get(key)}
     return str(yaml.safe_dump(changed, sort_keys=False, width=120, allow_unicode=True))
 
 

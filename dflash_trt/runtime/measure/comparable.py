@@ -18,16 +18,21 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.measure.features import FeatureFacts
 
 DIFFERENT = {("draft", "model_type"), ("draft", "draft_vocab_size")}
+REPLAYED = ("target_layer_ids", "num_draft_tokens", "vocab_size")
+"""Facts in which drafts of two kinds agree that are replayed on the same answers."""
 
 
-def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
+def check_reference(manifest: Manifest, reference: Manifest, name: str, *, is_replayed: bool = False) -> None:
     """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
 
-    model_type may differ, which `quantize` changes, and so may the head, which `build --head` adds.
+    model_type may differ, which `quantize` changes, and so may the head, which `build --head` adds. Replayed answers
+    also compare drafts of two kinds, as LiLiCorr with DFlash, with the same taps and block length.
     """
     hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
+    is_other = is_replayed and manifest.draft.kind != reference.draft.kind
     for part, facts in (("draft", DraftSpec), ("target", TargetSpec)):
         names = [fact for fact in facts.__struct_fields__ if (part, fact) not in DIFFERENT]
+        names = [*REPLAYED] if is_other and part == "draft" else names
         if difference := _difference(names, getattr(manifest, part), getattr(reference, part)):
             raise EngineError(f"reference {name} is an engine of another {part}: {difference}", hint=hint)
     quantization = reference.quantization

@@ -8,7 +8,7 @@ decoding wherever the taps are. No model is loaded; a file has its lm_head.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -254,17 +254,19 @@ def verify_features(
     directories = [engine, *([] if reference is None else [reference])]
     manifests = [read_manifest(directory) for directory in directories]
     if reference is not None:
-        check_reference(manifests[0], manifests[1], str(reference))
-    with open_features(features, manifests[0].draft) as file:
+        check_reference(manifests[0], manifests[1], str(reference), is_replayed=True)
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_features(features, manifest.draft)) for manifest in manifests]
+        file = files[0]
         check_features(manifests[0], file.facts, str(features), str(engine))
         with progress(file.facts.num_sequences * len(manifests), "prompts") as advance:
             replays = [
                 replay(
-                    file,
+                    read,
                     open_drafter(directory, manifest, num_slots=BATCH_SIZE, device=chosen, executor=executor),
                     on_prompt=advance,
                 )
-                for directory, manifest in zip(directories, manifests, strict=True)
+                for read, directory, manifest in zip(files, directories, manifests, strict=True)
             ]
         figures, *baselines = map(_engine, manifests, replays)
         baseline = baselines[0] if baselines else None

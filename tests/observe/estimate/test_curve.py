@@ -49,14 +49,31 @@ def test_json_document() -> None:
     assert {term["part"] for term in dflash["terms"]} == {"target", "drafter", "communication", "host"}
 
 
+def test_forty_lines_beside_what_is_published() -> None:
+    """Within the deployment's own range, the figures of others for the same target, GPU and runtime."""
+    lines = run("estimate", "gpt-oss-120b.b300x8.nvfp4").stdout.splitlines()
+    assert len(lines) <= 40
+    (published,) = (line for line in lines if line.startswith("published"))
+    assert published == (
+        "published: 2.3x plain decoding, EAGLE-3 1.7x (SPEED-Bench, average, batch not stated), TensorRT-LLM, 8 x B300:"
+        " NVIDIA developer blog, 2026-06-23"
+    )
+    batches = [line.split("│")[1].strip() for line in lines[-8:-1]]
+    assert batches == ["1", "2", "4", "8", "16", "32", "64"]
+    other = run("estimate", "qwen3-8b.b200x1.latency", "--runtime", "sglang").stdout
+    assert "published: 2.4x to 5.1x plain decoding in 4 rows, batch 1 to 32, SGLang, B200: DFlash, arXiv" in other
+    elsewhere = run("estimate", "qwen3-8b.rtx5090x1.latency").stdout
+    assert "published: nothing for Qwen/Qwen3-8B with vLLM on rtx5090x1" in elsewhere
+
+
 def test_tables_and_page(tmp_path: Path) -> None:
     page = tmp_path / "curve.html"
-    result = run("estimate", CONFIG, "--tau", "4.7", "--html", str(page), "--routing", "uniform")
+    result = run("estimate", CONFIG, "--tau", "4.7", "--all", "--html", str(page), "--routing", "uniform")
     assert result.returncode == 0, result.stderr
     assert "one step, DFlash: batch 1, 9 drafts, tau 4.70" in result.stdout
     assert "plain ends" in result.stdout
     begin = result.stdout.splitlines()[:3]
-    answer = r"DFlash: one user gets [\d,]+ tokens/s .*x plain decoding; a GPU at most [\d,]+ tokens/s\."
+    answer = r"DFlash: one user gets [\d,]+ tokens/s .*x plain decoding .*; a GPU at most [\d,]+ tokens/s .*\d\."
     assert re.fullmatch(answer, begin[0]), "the answer stands first"
     (counts,) = re.findall(r"(\d+ of \d+) published speeds that were held out lay within 25%", begin[2])
     assert f"{counts} held out" in (REPOSITORY / "docs" / "estimate.md").read_text()
@@ -133,9 +150,9 @@ def test_refusals(arguments: list[str], code: int, words: str) -> None:
 
 def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
-    facts = "target: openai/gpt-oss-120b\ndraft: z-lab/gpt-oss-120b-DFlash\ngpus: h100x1\npurpose: latency\n"
+    facts = "target: openai/gpt-oss-120b\ndraft: z-lab/gpt-oss-120b-DFlash\ngpus: l40sx1\npurpose: latency\n"
     facts += "max_seq_len: 131072\n"
-    file.write_text(f"description: 65 GB of weights beside 10 GiB of reserves\n{facts}")
+    file.write_text(f"description: 65 GB of weights on 48 GB\n{facts}")
     result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "100000", "--output-tokens", "20000")
     assert result.returncode == 1
     assert "no memory for a single request of 120000 tokens" in " ".join(result.stderr.split())

@@ -30,6 +30,7 @@ from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
 from dflash_trt.observe.estimate.tuning import Tuning, tune
 from tests.cli.commands import run
+from tests.deploy.deployments import SERVED
 from tests.observe.bench import samples
 from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
 
@@ -270,7 +271,11 @@ def test_drafts_pay_above_the_break_even_share_and_not_below(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in shipped_deployments() if n not in REFUSED],
+    [
+        n if n in QUICK else pytest.param(n, marks=pytest.mark.full)
+        for n, runtime in SERVED
+        if runtime == "trtllm" and n not in REFUSED
+    ],
 )
 def test_a_tuned_file_keeps_the_speed_and_is_not_tuned_again(name: str, tmp_path: Path) -> None:
     slo = SLO_OF_GB10 if ".gb10" in name else SLO

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dflash_trt.api.prompts import read_prompts
+from dflash_trt.checkpoint.draft_spec import BlockConv
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.rope import Rope
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -247,6 +248,26 @@ def test_a_reference_of_another_draft_or_a_quantised_one_is_refused(pair: Pair) 
     for words, facts in cases.items():
         with pytest.raises(EngineError, match=words):
             check_reference(manifest, msgspec.structs.replace(manifest, **facts), "ref")
+
+
+def test_answers_are_replayed_by_drafts_of_two_kinds(pair: Pair) -> None:
+    """One of the same kind is a mistaken reference, and so is one that reads other taps."""
+    manifest = pair.plain.manifest
+
+    def other(**facts: object) -> Manifest:
+        return msgspec.structs.replace(manifest, draft=msgspec.structs.replace(manifest.draft, **facts))
+
+    conv = BlockConv(kernel_size=2, group_size=8)
+    check_reference(manifest, other(block_conv=conv), "ref", is_replayed=True)
+    cases = (
+        (False, {"block_conv": conv}, "another draft: block_conv: expected None"),
+        (True, {"rms_norm_eps": 0.5}, "another draft: rms_norm_eps"),
+        (True, {"block_conv": conv, "block_size": 9}, "another draft: num_draft_tokens: expected 5, found 8"),
+        (True, {"block_conv": conv, "target_layer_ids": (0,)}, "another draft: target_layer_ids"),
+    )
+    for is_replayed, facts, words in cases:
+        with pytest.raises(EngineError, match=words):
+            check_reference(manifest, other(**facts), "ref", is_replayed=is_replayed)
 
 
 def test_layers_of_another_draft_are_named(pair: Pair) -> None:
