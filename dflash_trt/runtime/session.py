@@ -162,10 +162,13 @@ class Session:
         check_prompt(prompt_ids, max_tokens, self.manifest.draft, self.manifest.target)
         length = len(prompt_ids) + max_tokens
         if length > self._num_tokens:
+            holder, hint = f"{self.cache_gib:g} GiB of cache hold", "give the caches more room with --cache-gib"
+            if self._num_tokens == self.drafter.cache.max_tokens:
+                holder, hint = "the draft's plans hold", "build plans with a larger --max-seq-len or --max-batch-size"
             raise RequestError(
-                f"prompt: expected at most {self._num_tokens} tokens, which is what {self.cache_gib:g} GiB of cache"
-                f" hold, found {len(prompt_ids)} in the prompt + {max_tokens} new ones = {length}",
-                hint="give the caches more room with --cache-gib",
+                f"prompt: expected at most {self._num_tokens} tokens, which is what {holder},"
+                f" found {len(prompt_ids)} in the prompt + {max_tokens} new ones = {length}",
+                hint=hint,
             )
 
     @property
@@ -178,7 +181,8 @@ class Session:
         """Tokens that fill whole pages of both caches, beside the target's recurrent state."""
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
         room = self.cache_gib * 2**30 - self.max_batch_size * self.target.cache_bytes_per_slot
-        return max(0, int(room / bytes_per_token) // TOKENS_PER_PAGE * TOKENS_PER_PAGE)
+        tokens = max(0, int(room / bytes_per_token) // TOKENS_PER_PAGE * TOKENS_PER_PAGE)
+        return min(tokens, self.drafter.cache.max_tokens or tokens)
 
 
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:

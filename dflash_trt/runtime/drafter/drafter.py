@@ -55,6 +55,8 @@ class Drafter:
         self.scorer = scorer
         self.cache_bytes_per_token = cache.bytes_per_token
         """Bytes of one context row of one slot."""
+        self.max_rows = min(spec.max_position_embeddings, cache.max_rows or spec.max_position_embeddings)
+        """Context rows of one slot; beyond them the target goes on without drafts."""
         self._has_said_full = False
         self._target: Vocabulary | None = None
         self._context_hidden: Tensor | None = None
@@ -91,20 +93,19 @@ class Drafter:
 
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
-        self.cache.reserve(slot, pages, min(num_rows, self.spec.max_position_embeddings))
+        self.cache.reserve(slot, pages, min(num_rows, self.max_rows))
 
     def room(self, slot: int) -> int:
         """Rows that the context of `slot` can still take before the draft has no more positions."""
-        return self.spec.max_position_embeddings - self.cache.lengths[slot]
+        return self.max_rows - self.cache.lengths[slot]
 
     def can_propose(self, slot: int) -> bool:
         """Whether the draft has a position for the next token of `slot`; says once that it has none."""
         if self.room(slot) <= 0 and not self._has_said_full:
             self._has_said_full = True
-            most = self.spec.max_position_embeddings
+            bound = "max_position_embeddings" if self.max_rows == self.spec.max_position_embeddings else "--max-seq-len"
             LOG.warning(
-                "the draft has positions for %d tokens (max_position_embeddings): longer requests go on without drafts",
-                most,
+                "the draft has positions for %d tokens (%s): longer requests go on without drafts", self.max_rows, bound
             )
         return self.room(slot) > 0
 

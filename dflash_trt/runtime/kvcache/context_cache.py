@@ -25,12 +25,18 @@ class ContextCache:
         self, spec: DraftSpec, num_slots: int, num_rows: int | None, dtype: torch.dtype, device: torch.device
     ) -> None:
         """With `num_rows` a slot holds at most that many, and all pages are allocated at once."""
-        self._num_rows = num_rows
+        self.max_rows = num_rows
+        """Rows of one slot; None: as many as memory holds."""
         num_pages = num_slots * num_pages_for(num_rows) if num_rows else max(FIRST_PAGES, num_slots)
         shape = (num_pages, spec.num_layers, TOKENS_PER_PAGE, spec.num_key_value_heads, spec.head_dim)
         # First, because it refuses more slots than memory holds.
         self.k, self.v = zeros(shape, dtype, device), zeros(shape, dtype, device)
         self.table = PageTable(num_slots)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Rows of all pages where none can be added; None where the cache grows."""
+        return len(self.k) * TOKENS_PER_PAGE if self.max_rows else None
 
     @property
     def lengths(self) -> list[int]:
@@ -60,9 +66,9 @@ class ContextCache:
         """
         size = TOKENS_PER_PAGE
         for slot, count in zip(slots, num_rows, strict=True):
-            if self._num_rows and self.lengths[slot] + count > self._num_rows:
+            if self.max_rows and self.lengths[slot] + count > self.max_rows:
                 raise RequestError(
-                    f"context of slot {slot}: expected at most {self._num_rows} rows, for which the plan was built,"
+                    f"context of slot {slot}: expected at most {self.max_rows} rows, for which the plan was built,"
                     f" found {self.lengths[slot]} and {count} new ones",
                     hint="build the plan with a larger --max-seq-len",
                 )
@@ -79,7 +85,7 @@ class ContextCache:
 
     def make_room(self, num_pages: int) -> None:
         """Makes room for `num_pages`, unless all were allocated at once. May replace `k` and `v`."""
-        if num_pages > len(self.k) and not self._num_rows:
+        if num_pages > len(self.k) and not self.max_rows:
             self.k, self.v = (grown(cache, 0, num_pages, self.table.written) for cache in (self.k, self.v))
 
     def write(self, pages: Tensor, offsets: Tensor, kv: Tensor) -> None:

@@ -30,6 +30,7 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.onnxruntime import lowering
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import run
 from tests.checkpoint.samples import refusal
 from tests.contract.host_runtime import RTX, VERSIONS, HostRuntime, offer_of
 from tests.contract.launcher import HostLauncher
@@ -174,6 +175,30 @@ def test_a_prompt_begins_with_what_an_earlier_one_left(built: Path, manifest: Ma
     session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=2))
     planned = session.with_drafter(manifest, planned_drafter(built, manifest, num_slots=2))
     assert len(check_shared_pages(planned, prompts(session)[0])) < 12
+
+
+def test_kept_prefixes_stay_in_the_pages_of_the_plan(built: Path, manifest: Manifest) -> None:
+    """The caches may hold more than a plan's: then the prefixes of earlier prompts make room."""
+    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=1))
+    planned = session.with_drafter(manifest, planned_drafter(built, manifest))
+    decoder = planned.decoder(prefix_caching=True)
+    for prompt in prompts(session):
+        (completion,) = run(decoder, [planned.request(prompt[:64], greedy(16))])
+        assert completion.token_ids == session.generate_plain(prompt[:64], greedy(16)).token_ids
+        assert planned.drafter.cache.table.num_pages <= len(planned.drafter.cache.k)
+
+
+def test_beyond_the_rows_of_the_plan_the_target_goes_on_alone(built: Path, manifest: Manifest) -> None:
+    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=2))
+    planned = session.with_drafter(manifest, planned_drafter(built, manifest, num_slots=2))
+    prompt, alone = prompts(session)[0][:32], 40
+    count = 96 - len(prompt) + alone
+    plain = session.generate_plain(prompt, greedy(count))
+    completion = planned.generate(prompt, greedy(count))
+    assert (completion.token_ids, planned.drafter.max_rows) == (plain.token_ids, 96)
+    assert alone <= completion.steps < plain.steps
+    message = refusal(lambda: planned.generate(prompt, greedy(200)), RequestError)
+    assert "192 tokens, which is what the draft's plans hold" in message
 
 
 @EACH
