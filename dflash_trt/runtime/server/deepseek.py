@@ -55,7 +55,7 @@ class DeepSeekFormat(msgspec.Struct, frozen=True, kw_only=True):
             messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
             try:
                 text = render_chat(tokenizer, messages, add_generation_prompt=False)
-            except RequestError:  # of a template that takes the other kind
+            except RequestError:  # the template takes the other kind
                 continue
             for is_fenced in (False, True):
                 form = cls(is_fenced=is_fenced, has_text_arguments=has_text_arguments)
