@@ -29,9 +29,9 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt drafts --json` adds sources, and how each family was verified on a CPU. In brackets: block size, GB",
-        "of weights in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions and codebooks",
-        "count as BF16). Runtimes that are not named are unknown.", "",
+        "`dflash-trt drafts --json` adds sources, and how each family was verified on a CPU. In brackets:",
+        "block size, GB of weights in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions",
+        "and codebooks count as BF16). Runtimes that are not named are unknown.", "",
     ]  # fmt: skip
     for name, family in page.families.items():
         members = ", ".join(_named(draft) for draft in page.drafts if draft.family == name)
