@@ -29,16 +29,14 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt drafts --json` adds the source of each fact. In brackets: the block size, then GB of the",
-        "weights in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions and codebooks count",
-        "as BF16). Runtimes that are not named are unknown.", "",
+        "`dflash-trt drafts --json` adds sources, and how each family was verified on a CPU. In brackets:",
+        "block size, GB of weights in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions",
+        "and codebooks count as BF16). Runtimes that are not named are unknown.", "",
     ]  # fmt: skip
     for name, family in page.families.items():
         members = ", ".join(_named(draft) for draft in page.drafts if draft.family == name)
         lines += [f"* **{name}** ({family.dialect or 'not read'}): {members}"]
         lines += [f"    * {runtime}" for runtime in _runtimes(family.runtimes)]
-    lines += ["", "Verified here, on a CPU:", ""]
-    lines += _grouped((name, family.verified) for name, family in page.families.items() if family.dialect)
     lines += [
         "", "## Published speed-ups", "",
         "Relative to decoding without speculation, as published, each in its own setting. None was measured here.", "",

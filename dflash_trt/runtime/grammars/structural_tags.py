@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from dflash_trt.errors import RequestError, shown
@@ -24,7 +24,7 @@ PLACE = "x-place"
 
 
 def structural_tag_to_lark(
-    tag: Json, special_tokens: Mapping[str, int], visible: Collection[str], vocab_size: int, field: str
+    tag: Json, special_tokens: Mapping[str, int], visible: Set[str], vocab_size: int, field: str
 ) -> str:
     """llguidance's grammars for a structural tag.
 
@@ -35,9 +35,7 @@ def structural_tag_to_lark(
 
 
 class _Writer:
-    def __init__(
-        self, special_tokens: Mapping[str, int], visible: Collection[str], vocab_size: int, field: str
-    ) -> None:
+    def __init__(self, special_tokens: Mapping[str, int], visible: Set[str], vocab_size: int, field: str) -> None:
         self._special_tokens, self._visible = special_tokens, visible
         self._vocab_size, self._field = vocab_size, field
         longest_first = sorted(map(re.escape, special_tokens), key=len, reverse=True)
@@ -210,7 +208,7 @@ class _Writer:
             by_trigger.setdefault(matching[0], []).append(self._tag(tag, place, matching[0]))
         heads, excludes = {*map(self._head, by_trigger)}, self._excludes(form, pointer)
         text, before = self._free_text([*excludes, *heads]), ""
-        if visible := [str(self._special_tokens[token]) for token in self._visible if token not in heads]:
+        if visible := [str(self._special_tokens[token]) for token in self._visible - {*heads, *excludes}]:
             before = f"({text}? <[{','.join(visible)}]>)*"
         calls = [
             f"{before} {self._text_until(trigger, [*excludes, *heads - {self._head(trigger)}])} ({' | '.join(bodies)})"

@@ -10,10 +10,10 @@ from msgspec import UNSET
 
 from dflash_trt.api.backend import Chunk
 from dflash_trt.runtime.server.channels import Channels, ChannelTokens
-from dflash_trt.runtime.server.hermes import CallDelta, HermesParser
+from dflash_trt.runtime.server.hermes import CallDelta
 from dflash_trt.runtime.server.requests import GenerationRequest
 from dflash_trt.runtime.server.response_bodies import ChatMessage, FunctionCall, ToolCall
-from dflash_trt.runtime.server.tagged_calls import call_reader
+from dflash_trt.runtime.server.tools import call_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +31,7 @@ class MessageBuilder:
         )
         self._hermes = None
         if request.tools is not None and tokens is None:
-            self._hermes = HermesParser(call_reader(request.tool_format, request.tools.definitions))
+            self._hermes = call_parser(request.tool_format, request.tools.definitions)
         self._takes_one_call = request.tools is not None and not request.tools.parallel
         self._num_calls = 0
         self._is_first = True

@@ -135,7 +135,7 @@ class Endpoints:
             only = "true, as in a completion" if is_text else "false, as in a chat"
             raise HttpError(400, f"add_special_tokens: only {only}, is supported")
         if body.messages is not None:
-            messages = read_messages(body.messages)
+            messages = read_messages(body.messages, self._tool_format)
             ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded), client=client)
         elif body.prompt is not None:
             ids = await self._tokenizers.encode(body.prompt, client=client)

@@ -88,11 +88,12 @@ def parse_request(
     grammar = read_grammar({name: getattr(body, name) for name in GRAMMAR_FIELDS if getattr(body, name) is not None})
     tools = None
     if chat is not None and (tools := read_tools(chat)) is not None:
-        if tool_format == "deepseek":
-            raise RequestError("tools: calls in the format of DeepSeek's templates are not supported")
+        if tool_format == "dsml":
+            raise RequestError("tools: calls in DSML, the format of DeepSeek-V3.2 and V4, are not supported")
         if tool_format is None:
             raise RequestError(
-                "tools: the target's chat template writes no calls in the format of Hermes, Qwen3-Coder, GLM or harmony"
+                "tools: the target's chat template writes calls in none of the formats of Hermes, Qwen3-Coder, GLM,"
+                " DeepSeek and harmony"
             )
         if grammar is not None:
             raise RequestError(f"{grammar.field}: it cannot be combined with tools")
@@ -101,7 +102,7 @@ def parse_request(
     return GenerationRequest(
         body=body,
         prompts=[] if completion is None else _prompts(completion.prompt, max_length),
-        messages=[] if chat is None else read_messages(chat.messages),
+        messages=[] if chat is None else read_messages(chat.messages, tool_format),
         params=SamplingParams(
             **{name: getattr(body, name) for name in SAMPLING_FIELDS},
             max_tokens=max_tokens or 1,

@@ -13,9 +13,11 @@ from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.grammars.compiler import MAX_CHARACTERS, TOOLS
 from dflash_trt.runtime.grammars.structural_tags import PLACE
 from dflash_trt.runtime.server.channels import ChannelTokens
-from dflash_trt.runtime.server.hermes import BEGIN, END
+from dflash_trt.runtime.server.deepseek import TAGS as DEEPSEEK
+from dflash_trt.runtime.server.deepseek import DeepSeekFormat
+from dflash_trt.runtime.server.hermes import BEGIN, END, HermesParser
 from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
-from dflash_trt.runtime.server.tagged_calls import TAGS, TaggedFormat, tagged_format
+from dflash_trt.runtime.server.tagged_calls import TAGS, TaggedFormat, call_reader, tagged_format
 from dflash_trt.runtime.server.tagged_grammar import tagged_call
 
 if TYPE_CHECKING:
@@ -26,9 +28,10 @@ NAME = r"[a-zA-Z0-9_-]{1,64}"
 """Names of functions, as in the OpenAI API."""
 AUTO: Json = {"type": "triggered_tags", "triggers": [BEGIN]}
 """Free text, and calls in it."""
-ToolFormat = ChannelTokens | Literal["hermes", "deepseek"] | TaggedFormat
-"""How a chat template writes calls: in harmony, with these control tokens, as Hermes or DeepSeek does, or in tags."""
-DEEPSEEK = "<｜tool▁call▁begin｜>"
+ToolFormat = ChannelTokens | DeepSeekFormat | Literal["hermes", "dsml"] | TaggedFormat
+"""How a chat template writes calls: in harmony, with these control tokens, as DeepSeek or Hermes does, or in tags."""
+DSML = "｜DSML｜"
+"""Begins the tags of DeepSeek-V3.2's and V4's calls."""
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,13 +49,26 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
     if (tokens := ChannelTokens.read(tokenizer)) is not None:
         return tokens
     template = str(tokenizer.chat_template or "")
-    if DEEPSEEK in template:
-        return "deepseek"
-    token = tokenizer.get_added_vocab().get(BEGIN)
-    is_text = token is None or not tokenizer.added_tokens_decoder[token].special
-    if BEGIN not in template or not is_text:
+    if DSML in template:
+        return "dsml"
+    if DEEPSEEK.begin in template:
+        return DeepSeekFormat.read(tokenizer) if _is_text(tokenizer, DEEPSEEK.begin) else None
+    if BEGIN not in template or not _is_text(tokenizer, BEGIN):
         return None
     return tagged_format(template) or "hermes"
+
+
+def _is_text(tokenizer: PreTrainedTokenizerBase, tag: str) -> bool:
+    """Whether a tag is visible in an answer's text."""
+    token = tokenizer.get_added_vocab().get(tag)
+    return token is None or not tokenizer.added_tokens_decoder[token].special
+
+
+def call_parser(form: ToolFormat | None, definitions: list[Json]) -> HermesParser:
+    """Parser of an answer whose calls are text."""
+    if isinstance(form, DeepSeekFormat):
+        return HermesParser(form.read_call, DEEPSEEK)
+    return HermesParser(call_reader(form, definitions))
 
 
 def read_tools(body: ChatBody) -> Tools | None:
@@ -97,6 +113,9 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar | None:
         return None
     if (size := len(msgspec.json.encode(functions))) > MAX_CHARACTERS:
         raise RequestError(f"tools: {size} characters to be enforced are more than {MAX_CHARACTERS}")
+    if isinstance(form, DeepSeekFormat):
+        schemas = {f["name"]: _schema(f, is_enforced=tools.required or bool(f.get("strict"))) for f in functions}
+        return _grammar(form.grammar(schemas, required=tools.required, parallel=tools.parallel))
     calls = [
         _call(form, function, is_enforced=tools.required or bool(function.get("strict"))) for function in functions
     ]
@@ -106,24 +125,30 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar | None:
     else:
         whole = {"tags": calls, "at_least_one": tools.required, "stop_after_first": not tools.parallel}
         whole |= {"type": "tags_with_separator", "separator": "\n"} if tools.required else AUTO
+    return _grammar(whole)
+
+
+def _grammar(whole: Json) -> Grammar:
     tag = {"type": "structural_tag", "format": whole}
     return Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field=TOOLS)
 
 
+def _schema(function: Json, *, is_enforced: bool) -> Json:
+    """The schema of a function's arguments; any object unless `is_enforced`."""
+    return {"type": "object", **((function.get("parameters") or {}) if is_enforced else {})}
+
+
 def _call(form: ToolFormat, function: Json, *, is_enforced: bool) -> Json:
     """The tag of a function's call; its arguments are any object unless `is_enforced`."""
-    name, parameters = function["name"], (function.get("parameters") or {}) if is_enforced else None
+    name = function["name"]
     if form in TAGS:
-        return tagged_call(form, name, parameters)
-    schema = {
-        "type": "json_schema",
-        "json_schema": {"type": "object", **(parameters or {})},
-        PLACE: f"parameters of {name}",
-    }
+        return tagged_call(form, name, (function.get("parameters") or {}) if is_enforced else None)
+    schema = _schema(function, is_enforced=is_enforced)
+    content = {"type": "json_schema", "json_schema": schema, PLACE: f"parameters of {name}"}
     if isinstance(form, ChannelTokens):
-        return _harmony_message(form, _text(f"commentary to=functions.{name} json"), schema)
+        return _harmony_message(form, _text(f"commentary to=functions.{name} json"), content)
     begin, end = f'{BEGIN}\n{{"name": "{name}", "arguments": ', f"}}\n{END}"
-    return {"type": "tag", "begin": begin, "content": schema, "end": end}
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def _harmony_answer(form: ChannelTokens, call: Json) -> Json:

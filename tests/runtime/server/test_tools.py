@@ -16,16 +16,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.server.channels import Channels, ChannelTokens
-from dflash_trt.runtime.server.hermes import HermesParser
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.request_fields import ChatBody
-from dflash_trt.runtime.server.requests import parse_request
-from dflash_trt.runtime.server.tagged_calls import call_reader
-from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
+from dflash_trt.runtime.server.tools import call_grammar, call_parser, read_tools, tool_format
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tests.runtime.server.conftest import copy_with_template
@@ -68,9 +64,9 @@ NO_CALLS = {
 EMPTY = {"qwen3-coder": "<function=f></function>", "glm": "f"}
 
 
-def parse_hermes(pieces: list[str], form: str = "hermes") -> tuple[str, Calls, bool]:
+def parse_hermes(pieces: list[str], form: Any = "hermes") -> tuple[str, Calls, bool]:
     """Content, (name, arguments) of each call, and whether the last is open."""
-    parser, content, calls = HermesParser(call_reader(form, TAGGED_TOOLS)), "", []
+    parser, content, calls = call_parser(form, TAGGED_TOOLS), "", []
     for i, piece in enumerate(pieces):
         added, deltas = parser.push(piece, is_last=i == len(pieces) - 1)
         content += added
@@ -98,14 +94,6 @@ def test_tagged_arguments_have_the_types_of_their_schema(form: str) -> None:
         text = f"<tool_call>{wrong}</tool_call>"
         assert parse_hermes([text], form) == (text, [], False)
     assert parse_hermes([f"<tool_call>{TAGGED[form][:20]}"], form)[2]
-
-
-def test_deepseeks_format_is_refused_by_its_name() -> None:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")
-    tokenizer.chat_template = "{{ '<｜tool▁call▁begin｜>' }}"
-    form = tool_format(tokenizer)
-    with pytest.raises(RequestError, match="tools: calls in the format of DeepSeek's templates are not supported"):
-        parse_request({"messages": MESSAGES, "tools": TOOLS}, MODEL, 100, form, is_chat=True)
 
 
 @pytest.mark.parametrize(("form", "part"), [("qwen3-coder", "<function=NAME>"), ("glm", "<arg_key>")])
