@@ -34,7 +34,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def speed(self) -> PairedSpeed:
         if self.against == "none":
             return paired_speed(self.pairs, self.dflash.tau_of_drafting_passes)
-        return paired_speed(self.pairs, None, other=TITLES[self.against])  # which may be slower than plain decoding
+        # Other speculation may be slower than plain decoding, so the acceptance length is no bound.
+        return paired_speed(self.pairs, None, other=TITLES[self.against])
 
     @property
     def num_equal(self) -> int:
