@@ -92,7 +92,9 @@ def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:
 
 def test_four_methods_on_one_curve(tmp_path: Path) -> None:
     rates = {"none": (100, 100), "eagle3": (150, 120), "mtp": (160, 130), "dflash": (300, 90)}
-    points = [samples.point(name, c, rate, rate) for name, pair in rates.items() for c, rate in zip((1, 4), pair, strict=True)]
+    points = [
+        samples.point(name, c, rate, rate) for name, pair in rates.items() for c, rate in zip((1, 4), pair, strict=True)
+    ]
     runs = load_runs([samples.run_of(tmp_path, *points)])
     assert "DFlash against plain decoding, ours: faster at concurrency 1" in "".join(verdict(report(runs, seed=7)))
     assert verdict(report(runs, seed=7, reference="mtp")) == (
