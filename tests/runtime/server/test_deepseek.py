@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.deepseek import DeepSeekFormat
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.requests import parse_request
+from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format
 from tests.paths import FIXTURES
 from tests.runtime.grammars.sampler import sample
@@ -36,7 +38,7 @@ WRITTEN = {
 }  # fmt: skip
 ARGUMENTS = ["'' + t.function.arguments", "t.function.arguments|tojson"]
 FORMS = {name: DeepSeekFormat(is_fenced=name == "v3", has_text_arguments=True) for name in WRITTEN}
-GIVEN = '{"a": "é </tool_call>", "b": [1]}'
+GIVEN = '{"a": "é\\n```' + CALL_END + '", "b": [1]}'
 
 
 def tokenizer(form: str, arguments: str = ARGUMENTS[0], *, has_tokens: bool = True) -> PreTrainedTokenizerBase:
@@ -84,6 +86,15 @@ def test_other_formats_are_refused() -> None:
     hidden = tokenizer("v3.1", has_tokens=False)
     hidden.add_special_tokens({"additional_special_tokens": TAGS})
     assert tool_format(hidden) is None, "its calls would not be seen"
+
+
+def test_tools_that_the_prompt_does_not_have_are_refused() -> None:
+    """DeepSeek's own templates leave them to the system message."""
+    pool = TokenizerPool(tokenizer("v3.1"), 1000)
+    messages = [{"role": "system", "content": "Tools: get_all"}, {"role": "user", "content": "x"}]
+    assert asyncio.run(pool.encode_chat(messages, [LOOSE])) == asyncio.run(pool.encode_chat(messages))
+    with pytest.raises(RequestError, match="tools: neither the target's chat template nor a message writes get_all"):
+        asyncio.run(pool.encode_chat(messages[1:], [LOOSE]))
 
 
 @pytest.mark.parametrize("form", WRITTEN)
