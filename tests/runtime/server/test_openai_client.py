@@ -233,12 +233,11 @@ def test_a_stop_text_of_a_chat_waits_for_min_tokens(live: Live) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_ignored_fields_are_told(live: Live, stream: bool) -> None:
-    given = {"verbosity": "low", "thinking": {"type": "enabled"}, "user": "u", "prediction": None}
+    ignored = {"verbosity": "low", "thinking": {"type": "enabled"}, "request_id": "a", "rid": ["b"]}
+    given = {**ignored, "user": "u", "prediction": None}
     answer = live.post(prompt="x", max_tokens=1, stream=stream, **given)
     assert answer.status_code == 200
-    assert answer.headers["warning"] == ", ".join(
-        f'299 - "{name}: ignored: {IGNORED[name]}"' for name in ("verbosity", "thinking")
-    )
+    assert answer.headers["warning"] == ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in ignored)
     assert not any(set(reason) & set('",\\\n') - {","} for reason in IGNORED.values())
     assert not IGNORED.keys() & (SUPPORTED | NEUTRAL_VALUES.keys())
     assert "warning" not in live.post(prompt="x", max_tokens=1, user="u").headers
