@@ -22,6 +22,8 @@ EMBEDDINGS = (
     *("tok_embeddings.weight", "tokens_embed.weight", "embed.weight", "w.weight"),
 )
 """Names of input embeddings in checkpoints; a test asks every causal language model that transformers has."""
+MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+"""Keys for the number of MTP layers (vllm/config/speculative.py of vLLM 0.33.0, hf_config_override)."""
 MAX_LAYERS = 4096  # far beyond any target; transformers would build each of them
 
 
@@ -53,6 +55,8 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     config: Facts
     """Configuration of the language model: config.json, or its text_config."""
     weights: dict[str, StoredTensor]
+    num_mtp_layers: int = 0
+    """Multi-token-prediction layers; 0 where the files hold no tensor of one, as after some quantisers."""
 
 
 def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoint:
@@ -65,7 +69,10 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
     if (weights := read_headers(directory)) is None:
         weights = read_weights(directory)
     input_embedding(directory, spec, weights)
-    return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
+    marks = ("mtp", "nextn", f"layers.{spec.num_hidden_layers}.")
+    is_stored = any(mark in name for name in weights for mark in marks)
+    mtp_layers = num_mtp_layers(text, config) if is_stored else 0
+    return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights, num_mtp_layers=mtp_layers)
 
 
 def read_target_spec(config: Facts) -> tuple[TargetSpec, Facts]:
@@ -87,6 +94,12 @@ def read_target_spec(config: Facts) -> tuple[TargetSpec, Facts]:
         num_residual_streams=next((n for key in STREAMS if (n := text.optional(key, text.integer))), 1),
     )
     return spec, text
+
+
+def num_mtp_layers(*configs: Facts) -> int:
+    """Multi-token-prediction layers by the first of `configs` that counts them; 0 where none does."""
+    counted = [config.integer(key, minimum=0) for config in configs for key in MTP_LAYERS if key in config]
+    return counted[0] if counted else 0
 
 
 def _num_hidden_layers(text: Facts) -> int:

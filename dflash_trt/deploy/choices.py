@@ -18,7 +18,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that choices depend on; None if unknown."""
 
     method: str | None = "dflash"
-    """dflash, eagle3 or another's own name; None for plain decoding."""
+    """dflash, eagle3, mtp or another's own name; None for plain decoding."""
     reuses_prefixes: bool | None = None
     """Whether the deployment asks for a prefix cache, or for none."""
     cache_layout: str | None = None
@@ -70,7 +70,7 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
         Choice(rule="cuda-graphs", key="cuda_graph_config.max_batch_size", wanted=lambda c: c.max_batch_size,
                is_least=True, why="larger batches run outside CUDA graphs"),
         Choice(rule="penalties", key="speculative_config.enable_penalty",
-               wanted=lambda c: True if c.method in ("dflash", "eagle3") else None,
+               wanted=lambda c: True if c.method in ("dflash", "eagle3", "mtp") else None,
                why="requests with penalties are refused (spec_sampler_base.py)"),
     ),
     "vllm": (

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that select a draft in each runtime, DFlash, DSpark or EAGLE-3, with the runtime's name of K.
+"""Arguments that select a draft in each runtime, DFlash, DSpark, EAGLE-3 or MTP, with the runtime's name of K.
 
 DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
 block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
 layout. TensorRT-LLM (DSparkDecodingConfig): max_draft_len is the block of an anchor-first draft; it reads everything
 else from the draft. Written from sources, not run.
+
+MTP: vLLM 0.33.0 (config/speculative.py): method mtp, and the target stands for the model. SGLang 0.5.23
+(arg_groups/speculative_hook.py, configs/model_config.py): NEXTN without a draft loads the target's layers.
+TensorRT-LLM 1.4.0rc1 (llm-api/reference/MTPDecodingConfig.html): max_draft_len. Not run.
 """
 
 from __future__ import annotations
@@ -48,29 +52,28 @@ def draft_arguments(
 
 
 def selection(
-    method: Literal["dflash", "dspark", "eagle3"], runtime: Runtime, draft: str, num_draft_tokens: int
+    method: Literal["dflash", "dspark", "eagle3", "mtp"], runtime: Runtime, draft: str | None, num_draft_tokens: int
 ) -> dict[str, Any]:
-    """Method, draft and draft length, K, in the runtime's words."""
+    """Method, draft and draft length, K, in the runtime's words; without a draft, which the target holds, for MTP."""
     match runtime:
         case "vllm":
-            return {
-                "speculative_config": {"method": method, "model": draft, "num_speculative_tokens": num_draft_tokens}
-            }
+            model = {} if draft is None else {"model": draft}
+            return {"speculative_config": {"method": method, **model, "num_speculative_tokens": num_draft_tokens}}
         case "sglang":
             # SGLang counts the verify window, the last verified token included.
             window = {"speculative_num_draft_tokens": num_draft_tokens + 1}
             lengths = {
                 "dflash": window,
                 "dspark": {"speculative_dspark_block_size": num_draft_tokens},
-                "eagle3": {"speculative_num_steps": num_draft_tokens, "speculative_eagle_topk": 1, **window},
             }
-            return {
-                "speculative_algorithm": method.upper(), "speculative_draft_model_path": draft, **lengths[method],
-            }  # fmt: skip
+            chain = {"speculative_num_steps": num_draft_tokens, "speculative_eagle_topk": 1, **window}
+            algorithm = "NEXTN" if method == "mtp" else method.upper()
+            model = {} if draft is None else {"speculative_draft_model_path": draft}
+            return {"speculative_algorithm": algorithm, **model, **lengths.get(method, chain)}
         case _:
-            kind = {"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3"}[method]
-            config = {"decoding_type": kind, "speculative_model": draft, "max_draft_len": num_draft_tokens}
-            return {"speculative_config": config}
+            kind = {"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3", "mtp": "MTP"}[method]
+            model = {} if draft is None else {"speculative_model": draft}
+            return {"speculative_config": {"decoding_type": kind, **model, "max_draft_len": num_draft_tokens}}
 
 
 def native_attention(sizes: DraftSizes, gpu: GpuSpec) -> str:

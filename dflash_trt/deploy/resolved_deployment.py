@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,9 @@ from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import ConfigError
+
+MTP_DRAFT_TOKENS = 3
+"""SGLang's own choice (0.5.23, arg_groups/speculative_hook.py, _auto_choose_speculative_params)."""
 
 
 class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
@@ -60,7 +64,7 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
         """
         if self.asked_prefix_reuse is not None:
             return self.asked_prefix_reuse
-        if method == "none" or (method == "eagle3" and runtime != "trtllm"):
+        if method == "none" or (method in ("eagle3", "mtp") and runtime != "trtllm"):
             return True
         return {"trtllm": self.prefix_reuse, "vllm": False, "sglang": True}[runtime]
 
@@ -72,6 +76,24 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
                 hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, num_draft_tokens: 3}",
             )
         return self.file.eagle3
+
+    def other_draft(self, method: Literal["eagle3", "mtp"]) -> tuple[str | None, int]:
+        """Draft, None for the target's own MTP layers, and draft length; ConfigError where there is none."""
+        if method == "eagle3":
+            drafter = self.eagle3_drafter()
+            return drafter.model, drafter.num_draft_tokens
+        layers = None if self.target_sizes is None else self.target_sizes.num_mtp_layers
+        if layers is None:
+            raise ConfigError(
+                f"{self.name}: target: whether {self.target} has MTP layers is not known",
+                hint="give --target DIR, a directory with its config.json",
+            )
+        if not layers:
+            raise ConfigError(
+                f"{self.name}: target: expected MTP layers, found none in {self.target}",
+                hint=f"compare with --method {'none' if self.file.eagle3 is None else 'eagle3'}",
+            )
+        return None, self.file.mtp_draft_tokens or MTP_DRAFT_TOKENS
 
 
 def served_by(deployment: ResolvedDeployment, runtime: Runtime) -> ResolvedDeployment:

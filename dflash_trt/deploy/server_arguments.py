@@ -39,10 +39,9 @@ def server_arguments(
         arguments["tool_call_parser"] = parsers.tool[runtime]
     if method == "none":
         return arguments
-    if method == "eagle3":
-        eagle3 = deployment.eagle3_drafter()
-        return arguments | selection("eagle3", runtime, eagle3.model, eagle3.num_draft_tokens)
-    return arguments | _dflash(deployment, runtime)
+    if method == "dflash":
+        return arguments | _dflash(deployment, runtime)
+    return arguments | selection(method, runtime, *deployment.other_draft(method))
 
 
 def _vllm(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:

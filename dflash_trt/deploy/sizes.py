@@ -17,7 +17,13 @@ from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.source import GGUF, REPOSITORY_ID, configuration_directory
 from dflash_trt.checkpoint.target_cache import TargetCache
 from dflash_trt.checkpoint.target_cache_config import read_target_cache
-from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target, read_target_spec
+from dflash_trt.checkpoint.target_checkpoint import (
+    PartialTargetSpec,
+    TargetCheckpoint,
+    num_mtp_layers,
+    read_target,
+    read_target_spec,
+)
 from dflash_trt.checkpoint.weights import has_weights
 from dflash_trt.deploy.published import published_drafts, published_targets
 from dflash_trt.deploy.read_target_shape import shape_of
@@ -87,6 +93,8 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of everything but experts: attention, dense MLPs, embedding and lm_head."""
     num_attention_heads: int | None
     """Query heads; None if its configuration lacks them."""
+    num_mtp_layers: int | None = None
+    """Multi-token-prediction layers; None where it is not known whether there are any."""
     checkpoint: TargetCheckpoint | None = None
     """Checkpoint that the rest was read from; None for a published target."""
 
@@ -147,13 +155,15 @@ def shape_sizes(shape: TargetShape) -> TargetSizes:
         expert_bytes=round(experts),
         dense_bytes=round(shape.weight_bytes - experts),
         num_attention_heads=shape.num_attention_heads,
+        num_mtp_layers=shape.num_mtp_layers,
     )
 
 
 def _configured_sizes(name: str, directory: Path) -> TargetSizes:
     config = Facts.load(directory / "config.json")
-    spec, _ = read_target_spec(config)
-    return msgspec.structs.replace(shape_sizes(shape_of(config, name)), spec=spec)
+    spec, text = read_target_spec(config)
+    sizes = shape_sizes(shape_of(config, name))
+    return msgspec.structs.replace(sizes, spec=spec, num_mtp_layers=num_mtp_layers(text, config))
 
 
 def _read_target_sizes(name: str, directory: Path) -> TargetSizes:
@@ -165,6 +175,7 @@ def _read_target_sizes(name: str, directory: Path) -> TargetSizes:
         num_attention_heads=checkpoint.config.optional("num_attention_heads", checkpoint.config.integer),
         cache=read_target_cache(checkpoint.config, checkpoint.spec.num_hidden_layers),
         expert_bytes=expert_bytes,
+        num_mtp_layers=checkpoint.num_mtp_layers,
         dense_bytes=sum(tensor.num_bytes for tensor in checkpoint.weights.values()) - expert_bytes,
         checkpoint=checkpoint,
     )

@@ -51,6 +51,8 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Bits of a weight of attention and dense MLPs."""
     head_bits: float = 16
     """Bits of a weight of embedding and lm_head."""
+    num_mtp_layers: int | None = None
+    """Multi-token-prediction layers, which the other counts leave out; None where it is not known."""
 
     @property
     def num_expert_layers(self) -> int:

@@ -72,9 +72,9 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         if deployment.draft_schedule:
             schedule = trtllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
             arguments["speculative_config"]["draft_len_schedule"] = schedule
-    elif method == "eagle3":
-        eagle3 = deployment.eagle3_drafter()
-        arguments |= selection("eagle3", "trtllm", place(eagle3.model), eagle3.num_draft_tokens)
+    elif method != "none":
+        draft, K = deployment.other_draft(method)
+        arguments |= selection(method, "trtllm", None if draft is None else place(draft), K)
         arguments["speculative_config"] |= of_drafts | _sampling(deployment)
     return merged(arguments, deployment.runtime_arguments.of("trtllm", method, deployment.name))
 

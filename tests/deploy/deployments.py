@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import Method, load_deployment
+from dflash_trt.deploy.deployment_file import METHODS, Method, load_deployment
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolve import resolve
@@ -37,6 +37,14 @@ def resolved(name: str) -> ResolvedDeployment:
 def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered:
     """Output of serve-config for it."""
     return render(resolved(name), runtime, method, host="127.0.0.1", port=8000)
+
+
+def served_methods(name: str) -> list[Method]:
+    """Methods that it has drafts for: its EAGLE-3 drafter, the target's MTP layers."""
+    deployment = resolved(name)
+    target = deployment.target_sizes
+    lacking = {"eagle3": deployment.file.eagle3 is None, "mtp": target is None or not target.num_mtp_layers}
+    return [method for method in METHODS if not lacking.get(method)]
 
 
 def arguments(deployment: ResolvedDeployment, runtime: Runtime = "trtllm", method: Method = "dflash") -> dict[str, Any]:

@@ -6,18 +6,20 @@ from __future__ import annotations
 import pytest
 
 from dflash_trt import __version__
-from dflash_trt.deploy.deployment_file import METHODS, Method
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.schema import Runtime
-from tests.deploy.deployments import RUNTIMES, rendered
+from tests.deploy.deployments import RUNTIMES, rendered, served_methods
 from tests.paths import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "deploy"
+LATENCY = "gpt-oss-120b.b300x8.latency"
 CASES: list[tuple[str, Runtime, Method]] = [
-    *(("gpt-oss-120b.b300x8.latency", runtime, method) for runtime in RUNTIMES for method in METHODS),
+    *((LATENCY, runtime, method) for runtime in RUNTIMES for method in served_methods(LATENCY)),
     *(("gpt-oss-120b.b300x8.nvfp4", runtime, "dflash") for runtime in RUNTIMES),
     ("gpt-oss-120b.b300x8.throughput-nvfp4", "trtllm", "dflash"),
     *(("gpt-oss-120b.h200x8.throughput", runtime, "dflash") for runtime in RUNTIMES),
     *(("qwen3-8b.h200x1.latency", runtime, method) for runtime in RUNTIMES for method in ("dflash", "eagle3")),
+    *(("qwen3.8-27b.h200x1.latency", runtime, "mtp") for runtime in RUNTIMES),
 ]
 
 

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from dflash_trt.deploy import real_classes
-from dflash_trt.deploy.deployment_file import METHODS
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import check_trtllm, check_with_package, installed_version
 from dflash_trt.deploy.schema import Runtime, load_schema, schemas, versions
 from dflash_trt.deploy.script import servers
-from tests.deploy.deployments import SERVED, rendered, resolved
+from tests.deploy.deployments import SERVED, rendered, served_methods
 from tests.deploy.documented_commands import COMMANDS as DOCUMENTED
 from tests.deploy.documented_commands import converted
 
@@ -193,7 +192,7 @@ def test_the_runtimes_own_parser_takes_what_we_take(runtime: Runtime) -> None:
     """Every shipped command, documented commands and those with another draft; it refuses flags of other releases."""
     commands, wrong = {}, set()
     for name in (name for name, served in SERVED if served == runtime):
-        for method in METHODS if resolved(name).file.eagle3 else ("dflash", "none"):
+        for method in served_methods(name):
             (server,) = servers(rendered(name, runtime, method).text)
             commands[f"{name} {method}"] = server.words
     for _, text, others in (command for command in DOCUMENTED if command[0] == runtime):

@@ -52,6 +52,8 @@ METHOD_KEYS: dict[Runtime, str] = {
     "vllm": "speculative_config.method",
     "sglang": "speculative_algorithm",
 }
+MTP_NAMES = ("nextn", "_mtp")
+"""Ends of other names of the method mtp: SGLang's, and vLLM's earlier ones for single families."""
 BLOCKS = ("dflash", "dspark")
 """Methods whose draft is one of ours to read."""
 
@@ -63,7 +65,8 @@ def method(config: CheckedConfig) -> str | None:
     if found is None and config.schema.runtime == "vllm" and isinstance(section, dict) and section:
         draft = config.served.draft_sizes
         return inferred_method(section, draft.architectures if draft else ())
-    return str(found).lower() if found else None
+    name = str(found).lower() if found else None
+    return "mtp" if name is not None and name.endswith(MTP_NAMES) else name
 
 
 MODEL_KEYS = ("model_tag", "model_path", "model")

@@ -18,6 +18,7 @@ from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.rules.checked_config import (
     BLOCKS,
+    METHOD_KEYS,
     CheckedConfig,
     Rule,
     error,
@@ -194,5 +195,27 @@ def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-MODEL_RULES: tuple[Rule, ...] = (other_models, pair, draft_layout, exclude_list, context_length)
+def mtp_layers(config: CheckedConfig) -> Iterator[Finding]:
+    """MTP layers of the target, where no draft of its own is given, and the draft lengths that they are reused for."""
+    runtime, target = config.schema.runtime, config.served.target_sizes
+    keys, key = runtime_keys()[runtime], METHOD_KEYS[runtime]
+    if method(config) != "mtp" or config.setting(keys.draft) is not None:
+        return
+    layers, K = None if target is None else target.num_mtp_layers, config.number(keys.num_draft_tokens)
+    if target is None or layers is None:
+        yield unchecked("mtp-layers", key, "whether the target has MTP layers is not known", "give --target DIR")
+    elif not layers:
+        yield error("mtp-layers", key, "a target with MTP layers", f"none in {target.name}", "choose another method")
+    elif runtime == "vllm" and K is not None and layers < K and K % layers:
+        fix = f"set it to {K - K % layers}"  # SpeculativeConfig.__post_init__ of vLLM 0.33.0
+        yield error("mtp-layers", keys.num_draft_tokens, f"a multiple of the target's {layers} MTP layers", K, fix)
+    if runtime == "trtllm" and layers != 0:
+        yield unchecked(
+            "mtp-layers", key, "TensorRT-LLM's support matrix has MTP for DeepSeek V3 to V4, GLM-4.5 to 4.7,"
+            " Qwen3.5-MoE, Nemotron-H and Step-3.7 (docs models/supported-models.md @ 00b6d5a2)",
+            "look at the acceptance length of the first run",
+        )  # fmt: skip
+
+
+MODEL_RULES: tuple[Rule, ...] = (other_models, pair, draft_layout, exclude_list, context_length, mtp_layers)
 """Rules about draft and target that every runtime's configuration is checked by."""
