@@ -110,7 +110,8 @@ class HermesParser:
 
     def _without_end(self, text: str) -> str:
         """A text without the whitespace and the section's tags that it ends with."""
-        edge = self._last_edge.match(text[::-1])
+        text = text.rstrip()
+        edge = self._last_edge.match(text[::-1]) if text.endswith(self._tags.section) else None
         return text[: len(text) - (edge.end() if edge else 0)]
 
 
