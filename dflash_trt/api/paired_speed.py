@@ -57,10 +57,12 @@ class PairedSpeed(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     """Ends of the 95 % interval; `high` is at most the acceptance length."""
     acceptance_length: float | None
-    """Upper bound: a verify pass costs at least as much as a pass for one token. None where not published."""
+    """Upper bound over plain decoding: a verify pass costs at least as much as one for a token. None if not known."""
     slowest: float
     fastest: float
     """Ratios of single pairs."""
+    other: str = "plain decoding"
+    """Title of what DFlash is compared with."""
 
     @property
     def is_narrow(self) -> bool:
@@ -90,7 +92,7 @@ class PairedSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interval(self) -> str:
-        return f"{self.low:.2f}x to {self.high:.2f}x the speed of plain decoding"
+        return f"{self.low:.2f}x to {self.high:.2f}x the speed of {self.other}"
 
     @property
     def sentence(self) -> str:
@@ -101,7 +103,9 @@ class PairedSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return f"{heads[self.outcome]}: {self.interval} (95 % interval, {self.num_pairs} pairs)"
 
 
-def paired_speed(pairs: Sequence[Pair], acceptance_length: float | None, seed: int = 0) -> PairedSpeed:
+def paired_speed(
+    pairs: Sequence[Pair], acceptance_length: float | None, seed: int = 0, other: str = "plain decoding"
+) -> PairedSpeed:
     """The verdict over at least one pair, each with tokens and seconds above 0."""
     plain, dflash = (
         np.array([(timing.tokens, timing.seconds) for timing in timings], dtype=float)
@@ -115,7 +119,7 @@ def paired_speed(pairs: Sequence[Pair], acceptance_length: float | None, seed: i
         high = min(high, acceptance_length)
     return PairedSpeed(
         num_pairs=len(pairs), ratio=ratio, low=float(low), high=float(high), acceptance_length=acceptance_length,
-        slowest=float(single.min()), fastest=float(single.max()),
+        slowest=float(single.min()), fastest=float(single.max()), other=other,
     )  # fmt: skip
 
 

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from dflash_trt.observe.trial.comparison import Comparison
 
 THREADS = "OMP_NUM_THREADS"
-NAMES: dict[Method, str] = {"none": "the plain server", "dflash": "the server with DFlash"}
+NAMES: dict[Method, str] = {
+    "none": "the plain server", "dflash": "the server with DFlash", "eagle3": "the server with EAGLE-3",
+    "mtp": "the server with MTP",
+}  # fmt: skip
 
 
 @click.command("try", short_help="Start a deployment or engine here, plain and with DFlash, and say how it does.")
@@ -45,12 +48,15 @@ NAMES: dict[Method, str] = {"none": "the plain server", "dflash": "the server wi
 )
 @click.option("--target", type=TARGET, help="Target, in place of what DEPLOYMENT or ENGINE names.")
 @click.option("--draft", type=DRAFT, help="Draft, in place of what DEPLOYMENT names.")
+@click.option("--against", type=click.Choice(["none", "eagle3", "mtp"]), default="none", show_default=True,
+              help="What DFlash is compared with; for a deployment.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(min=10), default=110.0, show_default=True,
               help="Time for the questions, and for doctor's.")  # fmt: skip
 @json_option
 def try_(
-    source: str, runtime: Runtime | None, target: str | None, draft: str | None, seconds: float, as_json: bool
-) -> None:
+    source: str, runtime: Runtime | None, target: str | None, draft: str | None, against: Method, seconds: float,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Start what is installed, compare DFlash with plain decoding, run doctor, and stop everything.
 
     ENGINE runs in `dflash-trt serve`, with and without DFlash at once: both answer each question in turns until the
@@ -65,8 +71,8 @@ def try_(
     """
     from dflash_trt.observe.trial.comparison import picture, verdict
 
-    server_of = _servers(source, runtime, target, draft)
-    comparison = _compare(server_of, seconds, is_in_turns=deployment_path(source) is None)
+    server_of = _servers(source, runtime, target, draft, against)
+    comparison = _compare(server_of, against, seconds, is_in_turns=deployment_path(source) is None)
     line = verdict(comparison, Path(source).name)
     if as_json:
         speed = msgspec.structs.asdict(comparison.speed)
@@ -80,7 +86,7 @@ def try_(
 
 
 def _servers(
-    source: str, runtime: Runtime | None, target: str | None, draft: str | None
+    source: str, runtime: Runtime | None, target: str | None, draft: str | None, against: Method
 ) -> Callable[[Method], LocalServer]:
     """How each method's server is started."""
     from dflash_trt.observe.servers.local_server import engine_server, engine_words
@@ -90,8 +96,8 @@ def _servers(
         deployment = read_deployment(source, target, draft, None, None)
         chosen = chosen_runtime(deployment, runtime, source)
         return lambda method: deployment_server(deployment, chosen, method, source)
-    if runtime is not None or draft is not None:
-        raise click.UsageError("--runtime and --draft are for a deployment; an engine is served here")
+    if runtime is not None or draft is not None or against != "none":
+        raise click.UsageError("--runtime, --draft and --against are for a deployment; an engine is served here")
     if not Path(source).is_dir():
         raise ConfigError(
             f"{source}: expected an engine directory or a deployment, found neither",
@@ -105,17 +111,20 @@ def _servers(
     )  # fmt: skip
 
 
-def _compare(server_of: Callable[[Method], LocalServer], seconds: float, *, is_in_turns: bool) -> Comparison:
+def _compare(
+    server_of: Callable[[Method], LocalServer], against: Method, seconds: float, *, is_in_turns: bool
+) -> Comparison:
     """Servers of an engine run at once and take turns; a GPU's memory holds one server of a deployment at a time."""
     from dflash_trt.api.paired_speed import Pair
     from dflash_trt.observe.endpoints.client import Client
     from dflash_trt.observe.trial.comparison import Comparison
     from dflash_trt.observe.trial.questions import AskedServer, ask_alone, ask_in_turns
 
-    servers = {method: server_of(method) for method in NAMES}  # reports missing requirements before anything starts
+    # Missing requirements are reported before anything starts.
+    servers = {method: server_of(method) for method in (against, "dflash")}
     with ExitStack() as stack:
         with ExitStack() as plain_only:
-            running = plain_only.enter_context(_running(servers["none"], "none"))
+            running = plain_only.enter_context(_running(servers[against], against))
             plain = AskedServer(plain_only.enter_context(Client(running.url)), running, seconds)
             if is_in_turns:
                 drafting = stack.enter_context(_running(servers["dflash"], "dflash"))
@@ -123,7 +132,7 @@ def _compare(server_of: Callable[[Method], LocalServer], seconds: float, *, is_i
                 _say("asking both in turns")
                 pairs = ask_in_turns(plain, dflash, seconds)
             else:
-                _say(f"asking {NAMES['none']}")
+                _say(f"asking {NAMES[against]}")
                 timings = ask_alone(plain, seconds / 2)
         if not is_in_turns:
             drafting = stack.enter_context(_running(servers["dflash"], "dflash"))
@@ -132,7 +141,8 @@ def _compare(server_of: Callable[[Method], LocalServer], seconds: float, *, is_i
             pairs = [Pair(*each) for each in zip(timings, ask_alone(dflash, 0, len(timings)), strict=True)]
         diagnosis = _diagnose(drafting.url, seconds)
     return Comparison(
-        pairs=pairs, plain=plain.group, dflash=dflash.group, is_in_turns=is_in_turns, diagnosis=diagnosis
+        pairs=pairs, against=against, plain=plain.group, dflash=dflash.group, is_in_turns=is_in_turns,
+        diagnosis=diagnosis,
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
 from dflash_trt.deploy.resolve import draft_deployment, resolve
-from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.schema import Runtime, load_schema
+from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.errors import CheckpointError, ConfigError
 from tests.checkpoint.samples import edit_config
@@ -109,6 +110,18 @@ def test_a_command_is_checked_for_the_layers_of_its_target(command: str, severit
 def test_vllm_needs_the_draft_length() -> None:
     (finding,) = found("vllm serve Qwen/Qwen3.8-27B --spec-method mtp", "missing-key")
     assert finding.key == "speculative_config.num_speculative_tokens"
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc27", "1.4.0rc1"])
+def test_keys_of_tensorrt_llm(version: str) -> None:
+    def rules(**section: object) -> list[str]:
+        document = {"speculative_config": {"decoding_type": "MTP", "max_draft_len": 3} | section}
+        return [each.rule for each in check_schema(load_schema("trtllm", version), document)]
+
+    assert rules(use_relaxed_acceptance_for_thinking=True, relaxed_topk=10) == []
+    assert rules(relaxed_top_k=10) == ["unknown-key"]
+    assert rules(attention_backend="TRTLLM") == ["unknown-key"]
+    assert rules(max_draft_len=-1) == ["out-of-range"]
 
 
 def test_the_command_line(target: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the answers of a server without and with DFlash."""
+"""Compares the answers of a server with DFlash, and without or with other speculation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from dflash_trt.api.paired_speed import Pair, PairedSpeed, Timing, paired_speed
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
+from dflash_trt.observe.plots.method_styles import TITLES
 
 BAR = 40
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to one list of questions, plain and with DFlash: answer i of both makes pair i."""
+
+    against: str = "none"
+    """Method in the place of plain decoding."""
 
     pairs: list[Pair]
     plain: ProbeGroup
@@ -28,7 +32,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> PairedSpeed:
-        return paired_speed(self.pairs, self.dflash.tau_of_drafting_passes)
+        if self.against == "none":
+            return paired_speed(self.pairs, self.dflash.tau_of_drafting_passes)
+        # Other speculation may be slower than plain decoding, so the acceptance length is no bound.
+        return paired_speed(self.pairs, None, other=TITLES[self.against])
 
     @property
     def num_equal(self) -> int:
@@ -44,7 +51,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def totals(self) -> dict[str, Timing]:
         """All answers of each way of decoding."""
         return {
-            "plain": reduce(add, (pair.plain for pair in self.pairs)),
+            TITLES[self.against]: reduce(add, (pair.plain for pair in self.pairs)),
             "DFlash": reduce(add, (pair.dflash for pair in self.pairs)),
         }
 

@@ -14,6 +14,8 @@ import time
 import uuid
 from pathlib import Path
 
+import click
+import msgspec
 import pytest
 import yaml
 
@@ -129,6 +131,13 @@ def test_verdicts() -> None:
     assert "one server after the other" in verdict(comparison(2.0, is_in_turns=False), "m")
 
 
+def test_another_speculation_in_the_place_of_plain_decoding() -> None:
+    """It may be slower than plain decoding, so that the acceptance length is no bound."""
+    found = msgspec.structs.replace(comparison(3.03), against="mtp")
+    assert verdict(found, "m").startswith("m: faster: 3.03x to 3.03x the speed of MTP (95 % interval")
+    assert [line.split()[0] for line in picture(found).splitlines()] == ["MTP", "DFlash"]
+
+
 def test_no_speed_above_the_acceptance_length() -> None:
     found = comparison(3.03)
     assert "this machine is too busy to tell" in verdict(found, "m")
@@ -184,6 +193,16 @@ def test_a_draft_that_has_to_be_made_first(bare_path: Path) -> None:
     assert str(error.value.hint).startswith("dflash-trt quantize z-lab/gpt-oss-20b-DFlash --recipe bf16 -o")
 
 
+def test_only_what_can_be_served_is_compared_with(bare_path: Path) -> None:
+    program(bare_path, "vllm", "#!/bin/sh\nexit 1\n")
+    with pytest.raises(ConfigError, match=r"expected MTP layers, found none in .*tiny-gpt-oss"):
+        run_here("try", str(deployment_file()), "--against", "mtp")
+    with pytest.raises(ConfigError, match="missing key eagle3"):
+        run_here("try", str(deployment_file()), "--against", "eagle3")
+    with pytest.raises(click.UsageError, match="--against are for a deployment"):
+        run_here("try", str(FIXTURES), "--against", "mtp")
+
+
 def finds_what_it_should(done: subprocess.CompletedProcess[str]) -> bool:
     """Nothing wrong, or what holds for drafters that were trained on short texts."""
     return done.returncode == 0 or (done.returncode == 1 and "acceptance collapses at long contexts" in done.stderr)
@@ -206,15 +225,20 @@ def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("runtime", "name"), [("vllm", "vllm"), ("trtllm", "trtllm-serve")])
-def test_a_deployment_in_an_installed_runtime(runtime: str, name: str, bare_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "name", "against"),
+    [("vllm", "vllm", "none"), ("trtllm", "trtllm-serve", "none"), ("vllm", "vllm", "eagle3")],
+)
+def test_a_deployment_in_an_installed_runtime(runtime: str, name: str, against: str, bare_path: Path) -> None:
     target, engine = str(FIXTURES / "tiny-gpt-oss"), str(trained_engine("tiny-gpt-oss"))
     program(bare_path, name, STAND_IN.format(python=sys.executable, target=target, engine=engine))
-    done = run("try", deployment_file(), "--runtime", runtime)
+    file = deployment_file(eagle3={"model": str(FIXTURES / "tiny-gpt-oss-dflash")})
+    done = run("try", file, "--runtime", runtime, "--against", against)
     assert finds_what_it_should(done), done.stderr
     line = done.stdout.splitlines()[-1]
     assert line.startswith("pair.yaml: ")
     assert "one server after the other" in line
+    assert ("the server with EAGLE-3 is stopped" in done.stderr) == (against == "eagle3")
     equal = re.search(r"(\d+) of (\d+) answers equal", line)
     assert equal is not None
     assert equal[1] == equal[2]
