@@ -38,12 +38,15 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...] | None] = {
 """Neutral values by field; null is one for each. A caller looks up only fields that it does not support."""
 
 _NO_SWITCH = "here chat_template_kwargs is the switch, as far as the chat template has one"
+_NO_ID = "here the header X-Request-Id names a request, in the log and in its answer"
 IGNORED = {
     "verbosity": "a setting of OpenAI's own models, which no target here has",
     "thinking": _NO_SWITCH,
     "enable_thinking": _NO_SWITCH,
     "prediction": "only a hint for speed, and drafts come from the drafter",
     "cache_prompt": "only a hint for speed, and prompts are cached as the server was started",
+    "request_id": _NO_ID,
+    "rid": _NO_ID,
     "keep_alive": "the model stays loaded",
     "timings_per_token": "metrics stand in every answer without it",
     "provider": "there is one provider here, and nothing to route",

@@ -17,14 +17,14 @@ and have no chat templates.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.grammars.structural_tags import PLACE
-from dflash_trt.runtime.server.hermes import CallDelta, CallTags
+from dflash_trt.runtime.server.hermes import CUT, CallDelta, CallTags, is_cut
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,8 +34,9 @@ BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 """Around all calls."""
 TAGS = CallTags("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", (BEGIN, END))
 SEPARATOR = "<｜tool▁sep｜>"
-PLAIN = re.compile(rf"\s*([\w-]+)\s*{SEPARATOR}\s*(\{{.*\}})\s*", re.DOTALL)
-FENCED = re.compile(rf"\s*function\s*{SEPARATOR}\s*([\w-]+)\s*```json\s*(\{{.*\}})\s*```\s*", re.DOTALL)
+PLAIN = re.compile(rf"\s*([\w-]+)\s*{SEPARATOR}")
+FENCED = re.compile(rf"\s*function\s*{SEPARATOR}\s*([\w-]+)\s*```json\s")
+"""A call up to its arguments."""
 
 
 class DeepSeekFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,16 +79,20 @@ class DeepSeekFormat(msgspec.Struct, frozen=True, kw_only=True):
         inner = f"function{SEPARATOR}{name}\n```json\n" if self.is_fenced else f"{name}{SEPARATOR}"
         return f"{TAGS.begin}{inner}"
 
-    def read_call(self, text: str) -> CallDelta | None:
+    def read_call(self, text: str) -> CallDelta | Literal["cut"] | None:
         """Reads the text between the tags of a call; None for text that is no call."""
-        if (call := (FENCED if self.is_fenced else PLAIN).fullmatch(text)) is None:
+        if (begin := (FENCED if self.is_fenced else PLAIN).match(text)) is None:
             return None
-        name, arguments = call.groups()
+        arguments = text[begin.end() :].strip()
+        if self.is_fenced and arguments.endswith("```"):
+            arguments = arguments.removesuffix("```").rstrip()
+        elif self.is_fenced:
+            return CUT if is_cut(arguments) else None
         try:
             msgspec.json.decode(arguments, type=dict)
         except (msgspec.DecodeError, RecursionError):
-            return None
-        return CallDelta(name, arguments)
+            return CUT if is_cut(arguments) else None
+        return CallDelta(begin[1], arguments)
 
     def grammar(self, schemas: dict[str, Json], *, required: bool, parallel: bool) -> Json:
         """Structural tag of an answer whose calls match the schemas of arguments, given by names of functions."""

@@ -8,35 +8,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from dflash_trt.runtime.server.hermes import CallDelta, json_call
+from dflash_trt.runtime.server.hermes import CUT, JSON, CallDelta, ReadCall, is_cut, json_call
 
 TaggedFormat = Literal["qwen3-coder", "glm"]
 
 
 class _Tags(NamedTuple):
-    """Patterns of a call and of one argument; `template` is found in the chat templates that write them."""
+    """Patterns up to the arguments and up to a value; `template` is found in the chat templates that write them."""
 
     template: str
     call: re.Pattern[str]
     argument: re.Pattern[str]
+    end_of_value: re.Pattern[str]
+    end: str
 
 
 TAGS: dict[TaggedFormat, _Tags] = {
     "qwen3-coder": _Tags(
         "<function=",
-        re.compile(r"\s*<function=([\w-]+)>(.*)</function>\s*", re.DOTALL),
-        re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL),
+        re.compile(r"\s*<function=([\w-]+)>"),
+        re.compile(r"\s*<parameter=([^>]+)>\n?"),
+        re.compile(r"\n?</parameter>"),
+        "</function>",
     ),
     "glm": _Tags(
         "<arg_key>",
-        re.compile(r"\s*([\w-]+)\s*((?:<arg_key>.*)?)", re.DOTALL),
-        re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL),
+        re.compile(r"\s*([\w-]+)"),
+        re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+        re.compile(r"</arg_value>"),
+        "",
     ),
 }
 
@@ -46,36 +52,50 @@ def tagged_format(template: str) -> TaggedFormat | None:
     return next((name for name, tags in TAGS.items() if tags.template in template), None)
 
 
-def call_reader(form: object, definitions: Sequence[dict[str, Any]]) -> Callable[[str], CallDelta | None]:
+def call_reader(form: object, definitions: Sequence[dict[str, Any]]) -> ReadCall:
     """Reads the text between the tags of a call in a format; None for text that is no call."""
     tags = TAGS.get(form)  # type: ignore[call-overload]
     return json_call if tags is None else partial(_tagged_call, tags, definitions)
 
 
-def _tagged_call(tags: _Tags, definitions: Sequence[dict[str, Any]], text: str) -> CallDelta | None:
-    if (call := tags.call.fullmatch(text)) is None:
+def _tagged_call(tags: _Tags, definitions: Sequence[dict[str, Any]], text: str) -> CallDelta | Literal["cut"] | None:
+    if (call := tags.call.match(text)) is None:
         return None
-    name, body = call.groups()
     schema = next(
-        (each["function"].get("parameters") for each in definitions if each["function"]["name"] == name), None
+        (each["function"].get("parameters") for each in definitions if each["function"]["name"] == call[1]), None
     )
     properties = (schema or {}).get("properties")
     types = properties if isinstance(properties, dict) else {}
-    arguments, end = dict[str, object](), 0
-    while end < len(body.rstrip()):
-        if (argument := tags.argument.match(body, end)) is None:
+    arguments, position = dict[str, object](), call.end()
+    while (argument := tags.argument.match(text, position)) is not None:
+        key = argument[1].strip()
+        read = None if _is_text(types.get(key)) else _json(text, argument.end(), tags.end_of_value)
+        if isinstance(read, str):
+            return read
+        end = tags.end_of_value.search(text, argument.end()) if read is None else read.end
+        if end is None:
             return None
-        key, value = argument.groups()
-        arguments[key.strip()] = _value(value, types.get(key.strip()))
-        end = argument.end()
-    return CallDelta(name, msgspec.json.encode(arguments).decode())
+        arguments[key] = text[argument.end() : end.start()] if read is None else read.value
+        position = end.end()
+    return CallDelta(call[1], msgspec.json.encode(arguments).decode()) if text[position:].strip() == tags.end else None
 
 
-def _value(text: str, schema: object) -> object:
-    """A text where the schema asks for one, or where it is no JSON."""
-    if isinstance(schema, dict) and schema.get("type") == "string":
-        return text
+def _is_text(schema: object) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == "string"
+
+
+class _Json(NamedTuple):
+    value: object
+    end: re.Match[str]
+
+
+def _json(text: str, position: int, end_of_value: re.Pattern[str]) -> _Json | Literal["cut"] | None:
+    """The JSON at a position, and the tag after it; None for a value that is no JSON."""
+    begin = len(text) - len(text[position:].lstrip())
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
+        _, stop = JSON.raw_decode(text, begin)
+        value = msgspec.json.decode(text[begin:stop])
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return CUT if is_cut(text[begin:]) else None
+    end = re.compile(r"\s*" + end_of_value.pattern).match(text, stop)
+    return None if end is None else _Json(value, end)

@@ -92,7 +92,14 @@ class TokenizerPool:
 
         def render() -> str:
             with limited_template(TEMPLATE_SECONDS, self.max_characters):
-                return render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
+                text = render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
+            for tool in tools:
+                if (name := tool["function"]["name"]) not in text:
+                    raise RequestError(
+                        f"tools: neither the target's chat template nor a message writes {name} into the prompt",
+                        hint="use a template that writes tools, or describe them in a system message",
+                    )
+            return text
 
         text = await asyncio.get_running_loop().run_in_executor(pool, render)
         return await self._run(

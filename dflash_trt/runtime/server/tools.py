@@ -146,7 +146,8 @@ def _call(form: ToolFormat, function: Json, *, is_enforced: bool) -> Json:
     schema = _schema(function, is_enforced=is_enforced)
     content = {"type": "json_schema", "json_schema": schema, PLACE: f"parameters of {name}"}
     if isinstance(form, ChannelTokens):
-        return _harmony_message(form, _text(f"commentary to=functions.{name} json"), content)
+        kinds = [_text(f"commentary to=functions.{name} {kind}") for kind in ("json", "<|constrain|>json")]
+        return _harmony_message(form, {"type": "or", "elements": kinds}, content)
     begin, end = f'{BEGIN}\n{{"name": "{name}", "arguments": ', f"}}\n{END}"
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,14 +15,20 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
+from dflash_trt.llm import LLM
 from dflash_trt.runtime.server.deepseek import DeepSeekFormat
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.requests import parse_request
+from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format
+from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tests.runtime.grammars.sampler import sample
+from tests.runtime.server.conftest import copy_with_template
+from tests.runtime.server.live import serving
 from tests.runtime.server.test_tagged_grammar import LOOSE, SCHEMA, STRICT, grammar, is_taken
-from tests.runtime.server.test_tools import cut, parse_hermes
+from tests.runtime.server.test_tools import NAMED, SETTINGS, cut, parse_hermes
+from tests.runtime.server.test_tools import SCHEMA as TIME
 
 CALLS, CALLS_END, CALL, CALL_END, SEP = TAGS = [
     f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
@@ -36,7 +44,7 @@ WRITTEN = {
 }  # fmt: skip
 ARGUMENTS = ["'' + t.function.arguments", "t.function.arguments|tojson"]
 FORMS = {name: DeepSeekFormat(is_fenced=name == "v3", has_text_arguments=True) for name in WRITTEN}
-GIVEN = '{"a": "é </tool_call>", "b": [1]}'
+GIVEN = '{"a": "é\\n```' + CALL_END + '", "b": [1]}'
 
 
 def tokenizer(form: str, arguments: str = ARGUMENTS[0], *, has_tokens: bool = True) -> PreTrainedTokenizerBase:
@@ -84,6 +92,15 @@ def test_other_formats_are_refused() -> None:
     hidden = tokenizer("v3.1", has_tokens=False)
     hidden.add_special_tokens({"additional_special_tokens": TAGS})
     assert tool_format(hidden) is None, "its calls would not be seen"
+
+
+def test_tools_that_the_prompt_does_not_have_are_refused() -> None:
+    """DeepSeek's own templates leave them to the system message."""
+    pool = TokenizerPool(tokenizer("v3.1"), 1000)
+    messages = [{"role": "system", "content": "Tools: get_all"}, {"role": "user", "content": "x"}]
+    assert asyncio.run(pool.encode_chat(messages, [LOOSE])) == asyncio.run(pool.encode_chat(messages))
+    with pytest.raises(RequestError, match="tools: neither the target's chat template nor a message writes get_all"):
+        asyncio.run(pool.encode_chat(messages[1:], [LOOSE]))
 
 
 @pytest.mark.parametrize("form", WRITTEN)
@@ -168,3 +185,27 @@ def test_required_calls_satisfy_their_schema(form: str) -> None:
         for name, arguments in calls:
             assert name in ("get", "get_all")
             jsonschema.validate(json.loads(arguments), SCHEMA)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", WRITTEN)
+def test_calls_of_a_served_target(form: str, tmp_path: Path) -> None:
+    """Streamed and whole, and in the conversation that follows."""
+    target = copy_with_template(FIXTURES / "tiny-qwen3", tmp_path)
+    template = "{{ tools|tojson if tools }}" + str(tokenizer(form).chat_template)
+    (target / "chat_template.jinja").write_text(template)
+    with LLM(trained_engine("tiny-qwen3"), target, max_batch_size=4, draft_length=7) as llm, serving(llm) as live:
+        create = live.openai().chat.completions.create
+        settings = {**SETTINGS, "tool_choice": NAMED, "max_tokens": 400}
+        (whole,) = create(**settings).choices
+        assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+        called = [(each.function.name, each.function.arguments) for each in whole.message.tool_calls]
+        ((name, arguments),) = called
+        assert name == "get_time"
+        jsonschema.validate(json.loads(arguments), TIME)
+        deltas = [choice.delta for chunk in create(stream=True, **settings) for choice in chunk.choices]
+        streamed = [each.function for delta in deltas for each in delta.tool_calls or []]
+        assert [(each.name, each.arguments) for each in streamed] == called
+        history = [*SETTINGS["messages"], whole.message.model_dump(exclude_none=True) | {"content": None}]
+        results = [{"role": "tool", "tool_call_id": each.id, "content": "noon"} for each in whole.message.tool_calls]
+        assert create(**settings | {"messages": history + results, "tool_choice": "auto"}).choices

@@ -215,7 +215,7 @@ WRONG: list[tuple[str, Any]] = [
     ("structured_outputs", {"grammar": "root ::= root"}), ("structured_outputs", {"json": {"$ref": "#"}}),
     ("guided_regex", "a"), ("guided_json", {}),
     ("model", 5), ("messages", MESSAGES), ("skip_special_tokens", False), ("return_token_ids", True),
-    ("request_id", "x"),
+    ("session_id", "x"),
 ]  # fmt: skip
 WRONG_CHAT: list[tuple[str, Any]] = [
     ("messages", None), ("messages", []), ("messages", "x"), ("messages", [1]), ("messages", [{}]),

@@ -145,7 +145,7 @@ REFUSED: dict[str, Any] = {
     "include_stop_str_in_output": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "truncate_prompt_tokens": 5, "truncation_side": "left", "allowed_token_ids": [1], "prompt_logprobs": 1,
     "logprob_token_ids": [1], "bad_words": ["x"], "prompt_embeds": "x", "add_special_tokens": False, "priority": 1,
-    "request_id": "x", "session_id": "x", "return_token_ids": True, "routed_experts_prompt_start": 1,
+    "session_id": "x", "return_token_ids": True, "routed_experts_prompt_start": 1,
     "return_token_offsets": True, "return_mm_kwargs": False, "cache_salt": "x", "kv_transfer_params": {"a": 1},
     "ec_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "repetition_detection": {"a": 1},
     "thinking_token_budget": 5, "stream_interval": 2, "include_reasoning": False, "add_generation_prompt": False,
@@ -233,12 +233,11 @@ def test_a_stop_text_of_a_chat_waits_for_min_tokens(live: Live) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_ignored_fields_are_told(live: Live, stream: bool) -> None:
-    given = {"verbosity": "low", "thinking": {"type": "enabled"}, "user": "u", "prediction": None}
+    ignored = {"verbosity": "low", "thinking": {"type": "enabled"}, "request_id": "a", "rid": ["b"]}
+    given = {**ignored, "user": "u", "prediction": None}
     answer = live.post(prompt="x", max_tokens=1, stream=stream, **given)
     assert answer.status_code == 200
-    assert answer.headers["warning"] == ", ".join(
-        f'299 - "{name}: ignored: {IGNORED[name]}"' for name in ("verbosity", "thinking")
-    )
+    assert answer.headers["warning"] == ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in ignored)
     assert not any(set(reason) & set('",\\\n') - {","} for reason in IGNORED.values())
     assert not IGNORED.keys() & (SUPPORTED | NEUTRAL_VALUES.keys())
     assert "warning" not in live.post(prompt="x", max_tokens=1, user="u").headers

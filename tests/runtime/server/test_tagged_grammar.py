@@ -89,7 +89,7 @@ def test_strict_calls_among_text(form: str, tokens: list[str]) -> None:
         assert takes(text), text
     wrong: list[dict[str, Any]] = [
         {"city": "a"}, {"city": "a", "days": 0}, {**ARGUMENTS, "unit": "K"}, {**ARGUMENTS, "more": 1},
-        {**ARGUMENTS, "where": [3]},
+        {**ARGUMENTS, "where": [3]}, {**ARGUMENTS, "city": "</tool_call>"} if form != "hermes" else {},
     ]  # fmt: skip
     for arguments in wrong:
         assert not takes(call(form, "get", arguments)), arguments
@@ -137,7 +137,20 @@ def test_nothing_is_enforced_unless_it_is_asked_for() -> None:
     assert call_grammar(tools, "hermes") is None
 
 
-HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+@pytest.mark.parametrize("form", TEMPLATES)
+def test_json_texts_may_have_the_tags_in_them(form: str) -> None:
+    """Spelled, where they are tokens."""
+    loaded = tokenizer(form, ["<tool_call>", "</tool_call>"])
+    properties = {"o": {"type": "array", "items": {"type": "string"}}}
+    function = {"name": "f", "parameters": {"properties": properties, "additionalProperties": False}, "strict": True}
+    text = call(form, "f", {"o": ["a</MARK</parameter></arg_value>"]})
+    before, after = (loaded(part)["input_ids"] for part in text.split("MARK"))
+    middle = [token for letter in "tool_call>" for token in loaded(letter)["input_ids"]]
+    strict = grammar(tool_format(loaded), [{"type": "function", "function": function}])
+    assert is_taken(loaded, strict, [*before, *middle, *after])
+
+
+HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"]
 
 
 def test_strict_calls_in_harmony() -> None:
@@ -147,12 +160,13 @@ def test_strict_calls_in_harmony() -> None:
     begin = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     called = "<|channel|>commentary to=functions.get json<|message|>"
     final = "<|channel|>final<|message|>Yes."
+    constrained = called.replace("json", "<|constrain|>json")
     whole = json.dumps(ARGUMENTS, ensure_ascii=False)
 
     def takes(text: str) -> bool:
         return is_taken(loaded, strict, list(loaded(text)["input_ids"]))
 
-    for text in ("Yes.", final, begin + final, begin + called + whole, called + whole):
+    for text in ("Yes.", final, begin + final, begin + called + whole, called + whole, begin + constrained + whole):
         assert takes(text), text
     for text in (begin, called + '{"city": "a"}', begin + called.replace("get", "set") + whole, called):
         assert not takes(text), text

@@ -96,6 +96,28 @@ def test_tagged_arguments_have_the_types_of_their_schema(form: str) -> None:
     assert parse_hermes([f"<tool_call>{TAGGED[form][:20]}"], form)[2]
 
 
+ENDS = "</parameter></function></arg_value></tool_call><tool_call>"
+IN_TEXTS = {
+    "hermes": '{"name": "f", "arguments": {"o": ["' + ENDS + '\\""], "s": "x"}}',
+    "qwen3-coder": f'<function=f>\n<parameter=o>\n["{ENDS}\\""] \n</parameter>\n<parameter=s>x</parameter></function>',
+    "glm": f'f<arg_key>o</arg_key><arg_value>["{ENDS}\\""]</arg_value><arg_key>s</arg_key><arg_value>x</arg_value>',
+}
+
+
+@pytest.mark.parametrize("form", IN_TEXTS)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_call_does_not_end_inside_json_texts(form: str, size: int) -> None:
+    text = f"a\n<tool_call>{IN_TEXTS[form]}</tool_call>"
+    content, calls, is_open = parse_hermes(cut(text * 2, size), form)
+    assert (content, is_open) == ("aa", False)
+    assert [json.loads(arguments) for _, arguments in calls] == [{"o": [f'{ENDS}"'], "s": "x"}] * 2
+    half = text[: text.index("<tool_call>", 8)]
+    content, calls, is_open = parse_hermes(cut(half, size), form)
+    assert (content, calls, is_open) == (half, [], True)
+    content, calls, is_open = parse_hermes(cut(half + text, size), form)
+    assert (len(calls), is_open) == (1, False), "a call after one that is none"
+
+
 @pytest.mark.parametrize(("form", "part"), [("qwen3-coder", "<function=NAME>"), ("glm", "<arg_key>")])
 def test_the_format_is_read_from_the_template(form: str, part: str) -> None:
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")
