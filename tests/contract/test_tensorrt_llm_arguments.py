@@ -63,7 +63,15 @@ class DFlashDecodingConfig(StrictBaseModel):
     enable_penalty: bool = False
     use_rejection_sampling: bool = False
     advanced_sampling_mode: AdvancedSamplingMode = AdvancedSamplingMode.FULL
+    draft_len_schedule: Optional[dict[int, int]] = None
+    acceptance_rate_window_size: Optional[int] = None
+    acceptance_rate_threshold: Optional[float] = None
     a_new_key: int = 0
+
+class MTPDecodingConfig(StrictBaseModel):
+    decoding_type: Literal["MTP"] = "MTP"
+    max_draft_len: PositiveInt
+    enable_penalty: bool = False
 
 class Eagle3DecodingConfig(StrictBaseModel):
     decoding_type: Literal["Eagle3"] = "Eagle3"
@@ -75,7 +83,7 @@ class NGramDecodingConfig(StrictBaseModel):
     model_config = ConfigDict(extra="allow")
     decoding_type: Literal["NGram"] = "NGram"
 
-Methods = Union[DFlashDecodingConfig, Eagle3DecodingConfig, NGramDecodingConfig]
+Methods = Union[DFlashDecodingConfig, MTPDecodingConfig, Eagle3DecodingConfig, NGramDecodingConfig]
 Speculative = Annotated[Methods, Field(discriminator="decoding_type")]
 
 class TorchLlmArgs(StrictBaseModel):
@@ -155,7 +163,7 @@ def test_everything_written_is_taken_and_differences_are_named(
     assert section(said, "written configurations, refused") == []
     keys = section(said, "keys that are not the same")
     assert "  DFlashDecodingConfig.a_new_key: only in the release" in keys
-    assert "  DFlashDecodingConfig.draft_len_schedule: only in our schema" in keys
+    assert "  DFlashDecodingConfig.max_concurrency: only in our schema" in keys
     verdicts = section(said, "judged differently")
     # Neither the linter's null fraction nor its sampling mode in capitals: enums are real, and this model takes null.
     assert any(line.startswith("  no share of the memory: the release takes it") for line in verdicts)

@@ -48,6 +48,7 @@ EXCEPTIONS = {
     ("runtime/grammars/guided_vocabulary.py", "json.loads"): "a tokenizer that is loaded, written as JSON",
     ("runtime/grammars/lark.py", "msgspec.json.decode"): "a request's choices, bounded before",
     ("runtime/server/hermes.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
+    ("runtime/server/deepseek.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
     ("runtime/targets/huggingface.py", "read_text"): "/proc/self/maps",
     ("deploy/cluster/template.py", "read_text"): "a template of this package",
     ("deploy/cluster/template.py", "yaml.safe_load"): "a template of this package",

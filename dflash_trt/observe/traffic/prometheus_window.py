@@ -6,12 +6,12 @@ GET /api/v1/query of Prometheus 2 and 3: https://prometheus.io/docs/prometheus/l
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 
-from dflash_trt.errors import EndpointError, shown
+from dflash_trt.errors import EndpointError
+from dflash_trt.files.json_file import json_value
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
@@ -76,9 +76,9 @@ def _query(client: Client, expression: str) -> tuple[tuple[dict[str, str], float
             hint = "give Prometheus's own address, as http://localhost:9090; a server's is doctor URL --passive"
             raise EndpointError(f"{client.url} is no Prometheus server: {error.message}", hint=hint) from None
         raise
+    answer = json_value(content, f"{client.url}/api/v1/query", _Answer, EndpointError, what="a vector")
     try:
-        answer: Any = msgspec.json.decode(content, type=_Answer)
         values = tuple((series.metric, float(series.value[1])) for series in answer.data.result)
-    except (msgspec.MsgspecError, ValueError):
-        raise EndpointError(f"{client.url} answered a query with no vector: {shown(content[:80])}") from None
+    except ValueError as error:
+        raise EndpointError(f"{client.url}/api/v1/query: a value of the vector is no number: {error}") from None
     return tuple((labels, value) for labels, value in values if value == value)  # without NaN

@@ -91,14 +91,13 @@ class Attention {
     const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
     // True in the last warp of gpt-oss's 80 rows. Other head_dims lack the registers for both variants.
     const bool one_tile = kTiles > 1 && D == 64 && first_row() + warp_row() + 16 >= config_.rows;
-    const int visible_to_all = span().rows_visible_to_all();
     bool first = true;
     while (context.next()) {
 #pragma unroll 1
       for (int j = 0; j < kStep; j += kMmaKeys) {
         const Shared keys = context.rows() + j * Context::kStride, values = keys + Context::kValuesAt;
-        one_tile ? attend_keys<1>(state, queries, first, visible_to_all, context.rows_left() - j, keys, values)
-                 : attend_keys<kTiles>(state, queries, first, visible_to_all, context.rows_left() - j, keys, values);
+        one_tile ? attend_keys<1>(state, queries, first, context.rows_left() - j, keys, values)
+                 : attend_keys<kTiles>(state, queries, first, context.rows_left() - j, keys, values);
         first = false;
       }
     }
@@ -111,9 +110,10 @@ class Attention {
   // the first of these keys on. Computes the first `kTiles` tiles of rows. In the `first` step no maxima are known yet,
   // so they are raised at once.
   template <int kTiles, int kHeld>
-  DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, bool first,
-                                 int visible_to_all, int left, Shared keys, Shared values) const {
+  DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, bool first, int left,
+                                 Shared keys, Shared values) const {
     Block<D, kTiles, kHeld, Score, Score, kFp8> block(worker_.lane());
+    const int visible_to_all = span().rows_visible_to_all();  // loaded on every use to save a register
 #pragma unroll(kShort ? 1 : 2)
     for (int turn = kShort && first ? 1 : 0; turn < 2; ++turn) {
       const bool raise = turn > 0;

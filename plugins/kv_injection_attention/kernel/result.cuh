@@ -63,11 +63,11 @@ template <int D, class T, bool kWhole = false>
 class ResultWriter {
  public:
   DFLASH_DEVICE ResultWriter(const Params& p, const LaunchConfig& config, const StoredSpan& stored, int kv_head)
-      : ResultWriter(p, config, stored.load(), stored.is_invalid(), kv_head) {}
+      : ResultWriter(p, config, stored, stored.load(), kv_head) {}
 
   // Destination of row `row` of the kv head, row `cta_row` of the CTA. Called by one thread per row.
   DFLASH_DEVICE RowOutput row(int row, int cta_row, Softmax softmax) const {
-    if (is_invalid_) softmax.sum = as_float(0x7fc00000u);  // a NaN sum makes NaN outputs, here or in combine()
+    if (stored_.is_invalid()) softmax.sum = as_float(0x7fc00000u);  // a NaN sum makes NaN outputs, here or in combine()
     if (is_whole_) {
       const int head = query_head(config_, kv_head_, row);
       return {(request_ * p_.block + row / config_.group) * p_.num_heads + head,
@@ -93,20 +93,21 @@ class ResultWriter {
   }
 
  private:
-  DFLASH_DEVICE ResultWriter(const Params& p, const LaunchConfig& config, const ContextSpan& span, bool is_invalid,
-                             int kv_head)
+  DFLASH_DEVICE ResultWriter(const Params& p, const LaunchConfig& config, const StoredSpan& stored,
+                             const ContextSpan& span, int kv_head)
       : p_(p),
         config_(config),
+        stored_(stored),
         request_(span.request),
         kv_head_(kv_head),
-        is_invalid_(is_invalid),
         is_whole_(kWhole || (span.starts(p) && span.ends())),
         first_(kWhole ? 0 : Partials<D>::row(p, config, ctaid_y(), ctaid_x(), span.starts(p))) {}
 
   const Params& p_;
   const LaunchConfig& config_;
+  const StoredSpan stored_;  // read on every use to save a register
   int request_, kv_head_;
-  bool is_invalid_, is_whole_;
+  bool is_whole_;
   int first_;  // row of partial results
 };
 

@@ -83,7 +83,7 @@ def test_nothing_scraped_and_no_prometheus() -> None:
                 self.answer(200, text.encode())  # noqa: B023  # asked within the loop
 
         with listening(Odd) as url:
-            assert "answered a query with no vector" in run("doctor", "--prometheus", url).stderr
+            assert "/api/v1/query: expected a vector, found" in run("doctor", "--prometheus", url).stderr
 
 
 @pytest.mark.parametrize("words", [("--window", "1y"), ("--against", "0d"), ("--passive",), ("--long-tokens", 600)])
