@@ -92,7 +92,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-@pytest.mark.parametrize("output", ["serve.yaml", "../serve it.yaml"])
+@pytest.mark.parametrize("output", ["../serve it.yaml", pytest.param("serve.yaml", marks=pytest.mark.full)])
 def test_engine_mode(output: str, place: Path) -> None:
     """Image, plans in it, server in it: one TensorRT for the plans."""
     file = deployment(place, mode="engine", recipe="nvfp4")

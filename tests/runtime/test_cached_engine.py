@@ -119,6 +119,7 @@ def test_a_relative_cache_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert cache_directory() == tmp_path / ".cache" / "dflash-trt" / "engines"
 
 
+@pytest.mark.full
 def test_a_known_repository_brings_its_target(cache: Path, tmp_path: Path) -> None:
     """Two repositories of the catalogue in the hub's cache, offline; the files are the fixtures'."""
     for name, directory in (("z-lab/Qwen3-8B-DFlash-b16", DRAFT), ("Qwen/Qwen3-8B", TARGET)):

@@ -182,9 +182,9 @@ def test_kept_prefixes_stay_in_the_pages_of_the_plan(built: Path, manifest: Mani
     session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=1))
     planned = session.with_drafter(manifest, planned_drafter(built, manifest))
     decoder = planned.decoder(prefix_caching=True)
-    for prompt in prompts(session):
-        (completion,) = run(decoder, [planned.request(prompt[:64], greedy(16))])
-        assert completion.token_ids == session.generate_plain(prompt[:64], greedy(16)).token_ids
+    for prompt in prompts(session)[:5]:
+        (completion,) = run(decoder, [planned.request(prompt[:64], greedy(4))])
+        assert completion.token_ids == session.generate_plain(prompt[:64], greedy(4)).token_ids
         assert planned.drafter.cache.table.num_pages <= len(planned.drafter.cache.k)
 
 

@@ -117,7 +117,7 @@ def counting(kind: str, engine: Engine) -> Callable[[], str]:
     return lambda: page(kind, engine.times(next(readings)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tensorrt-llm", *(pytest.param(kind, marks=pytest.mark.full) for kind in KINDS[:2])])
 def test_the_command_and_its_baseline(kind: str, tmp_path: Path) -> None:
     def passive(engine: Engine, *more: object) -> tuple[int, dict[str, list[dict[str, object]]], str]:
         pages = {"/v1/models": models(NAMES[kind]), PATHS[kind]: counting(kind, engine)}

@@ -51,7 +51,9 @@ def test_what_may_take_too_much_is_refused(llm: LLM) -> None:
             assert response.json()["error"]["param"] == "max_tokens"
         response = live.post(prompt="x", max_tokens=10**9)
         assert "max_tokens" not in response.json()["error"]["message"].partition(":")[0], "too long, not too large"
-        held = threading.Thread(target=live.post, kwargs=LONG | {"logprobs": 5, "max_tokens": 2000, "stream": False})
+        held = threading.Thread(
+            target=live.post, kwargs=LONG | {"logprobs": 5, "max_tokens": 1000, "n": 2, "stream": False}
+        )
         held.start()
         until(lambda: live.endpoints.answers.active > 0)
         response = live.post(**large)

@@ -167,6 +167,7 @@ def test_triton_compiles_them(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert sum(count for each, count in counts if each is takes_any) > 5
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 def test_what_does_not_compile_runs_as_it_is_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
