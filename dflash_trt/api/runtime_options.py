@@ -56,7 +56,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "auto"
     dtype: Annotated[
         Dtype,
-        Meta(description="Type that the target is computed in; auto: float32; bfloat16 needs a BF16 checkpoint."),
+        Meta(description="Type to compute the target in; auto: on a GPU the checkpoint's own, on a CPU float32."),
     ] = "auto"
 
     def __post_init__(self) -> None:
