@@ -39,7 +39,7 @@ def server_arguments(
     if runtime in parsers.tool:
         arguments |= {"enable_auto_tool_choice": True} if is_vllm else {}
         arguments["tool_call_parser"] = parsers.tool[runtime]
-    if needs_thinking_off(deployment.checkpoint):  # also for other methods: compared servers answer alike
+    if needs_thinking_off(deployment.checkpoint):
         arguments["default_chat_template_kwargs"] = THINKING_OFF
     if method == "none":
         return arguments
