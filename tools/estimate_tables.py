@@ -140,12 +140,14 @@ def table(points: Compared, *, held_out: bool) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     within: dict[str, list[bool]] = {}
+    in_range = []
     for published, band in points:
         if (published.use == "held out") != held_out:
             continue
         error = error_of(published, band.value)
         if (near := is_near(published, band.value)) is not None:
             within.setdefault(published.use, []).append(near)
+            in_range.append(band.low <= published.published <= band.high)
         note = published.source + (f". **Missing**: {published.missing}" if published.missing else "")
         bound = {"": "", "at least": "> ", "at most": "< "}[published.bound]
         lines.append(
@@ -154,7 +156,8 @@ def table(points: Compared, *, held_out: bool) -> str:
             f" {error:+.0%}{'; a bound, not counted' if published.bound else ''} | {published.use} | {note} |"
         )
     counts = [f"{sum(held)} of {len(held)} {use}" for use, held in sorted(within.items())]
-    return "\n".join([*lines, "", f"Within {AIM:.0%}: {', '.join(counts)}."])
+    ranges = f"inside the range: {sum(in_range)} of {len(in_range)}"
+    return "\n".join([*lines, "", f"Within {AIM:.0%}: {', '.join(counts)}; {ranges}."])
 
 
 def held_out(points: Compared) -> list[HeldOut]:
