@@ -21,7 +21,7 @@ from dflash_trt.errors import ConfigError
 MTP_DRAFT_TOKENS = 3
 """SGLang's own choice (0.5.23, arg_groups/speculative_hook.py, _auto_choose_speculative_params)."""
 NGRAM_DRAFT_TOKENS = 5
-"""That of vLLM's example (docs/features/speculative_decoding/n_gram.md)."""
+"""Draft length of vLLM's own example (docs/features/speculative_decoding/n_gram.md)."""
 
 
 class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
@@ -63,8 +63,8 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
     def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
         """Whether the server reuses cached prefixes: as the file asks, by default if hits cost no drafts.
 
-        What has no drafter keeps its cache, as users have it. vLLM's hits leave a DFlash drafter without hidden states
-        (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
+        Methods without a drafter keep their cache, as users have it. vLLM's hits leave a DFlash drafter without hidden
+        states (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
         """
         if self.asked_prefix_reuse is not None:
             return self.asked_prefix_reuse
