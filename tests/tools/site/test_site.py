@@ -28,7 +28,7 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     project = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]
     listed = [name for section in project["nav"] for names in section.values() for name in names]
     assert sorted(listed) == sorted(file.name for file in site.glob("*.md"))
-    assert {project["theme"]["logo"], *project["extra_css"]} <= {file.name for file in site.iterdir()}
+    assert {project["theme"]["logo"], *project["extra_css"], *project["extra_javascript"]} <= {file.name for file in site.iterdir()}
 
 
 def test_every_page_names_its_version_and_source(site: Path) -> None:
