@@ -122,6 +122,11 @@ def known_draft(draft: str) -> KnownDraft | None:
     return next((each for each in catalog().drafts if each.draft.lower() == draft.lower()), None)
 
 
+def needs_thinking_off(draft: str | None) -> bool:
+    """Whether a draft was trained on answers without thinking, by the catalogue: others it predicts poorly."""
+    return draft is not None and (known := known_draft(draft)) is not None and known.mode == "without thinking"
+
+
 def drafts_for(target: str) -> tuple[KnownDraft, ...]:
     """The known drafts of a target, or else of the one whose copy it is by its name (as of a quantised target)."""
     known = catalog().drafts
