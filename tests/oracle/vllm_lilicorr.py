@@ -35,7 +35,7 @@ class Case:
     num_tokens: int
     own_vocabulary: bool = False
     head_scale: float = 1.0
-    """Of the target's lm_head: with a small one the other tokens keep some probability."""
+    """A small scale of the target's lm_head leaves some probability to tokens that are no candidates."""
 
     def write(self, directory: Path) -> Path:
         """The draft, in FP32."""
