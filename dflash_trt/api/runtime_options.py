@@ -59,6 +59,13 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
         Dtype,
         Meta(description="Type to compute the target in; auto: on a GPU the checkpoint's own, on a CPU float32."),
     ] = "auto"
+    acceptance_rule: Annotated[
+        str,
+        Meta(
+            description="Which drafts are accepted: exact (lossless), or the name of a plug-in's rule.",
+            extra={"metavar": "NAME"},
+        ),
+    ] = "exact"
 
     def __post_init__(self) -> None:
         for name, field in NUMBERS.items():

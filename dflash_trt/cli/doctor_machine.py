@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from dflash_trt.api.plugins import GROUPS, described, installed
 from dflash_trt.engine.plans.machine import NAMES
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.processor import cpu_model
@@ -75,6 +76,11 @@ def examine() -> list[MachineFinding]:
         MachineFinding(name="Python", found=platform.python_version()),
         MachineFinding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
         *(MachineFinding(name=name, found=found, needed_for=uses, fix=fix) for name, found, uses, fix in versions),
+        *(
+            MachineFinding(name=f"plug-in {each.name}", found=described(each))
+            for group in GROUPS
+            for each in installed(group)
+        ),
         *_hub(),
         plugin_finding(),
         *gpu_findings(),

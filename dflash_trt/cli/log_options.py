@@ -85,10 +85,10 @@ def _set_up(verbose: int, quiet: bool, level: str | None, form: str) -> None:
         click.get_current_context().call_on_close(lambda: _end_silence(LogLines() if is_json else stderr, silent))
     elif is_json:
         TALK.setLevel(logging.INFO)
-        sys.stderr = LogLines()  # type: ignore[assignment]
+        sys.stderr = LogLines()
 
 
 def _end_silence(stderr: TextIO | LogLines, silent: TextIO) -> None:
     """Gives errors, which are reported after the command, their stream back."""
-    sys.stderr = stderr  # type: ignore[assignment]
+    sys.stderr = stderr
     silent.close()
