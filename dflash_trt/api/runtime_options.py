@@ -73,6 +73,8 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
                 checked_number(name, value, field)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        if not isinstance(self.acceptance_rule, str):
+            raise refusal("acceptance_rule", "the name of a rule", self.acceptance_rule)
         if not isinstance(self.enable_prefix_caching, bool):
             raise refusal("enable_prefix_caching", "True or False", self.enable_prefix_caching)
 

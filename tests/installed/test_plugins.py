@@ -93,7 +93,8 @@ def test_an_acceptance_rule(site: Path) -> None:
     )
     assert relaxed["tau"] > exact["tau"]
     assert relaxed["token_ids"] != exact["token_ids"]
-    refused = dflash(site, "generate", trained_engine(ENGINE), "--acceptance-rule", "top-4", PROMPT)
+    words = ("generate", trained_engine(ENGINE), "--target", TARGET, "--acceptance-rule", "top-4", PROMPT)
+    refused = dflash(site, *words)
     assert "no acceptance rule is called top-4; there are exact, top-3" in refused.stderr
     assert "hint: did you mean top-3?" in refused.stderr
 
