@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -53,35 +54,23 @@ def test_levels(words: list[str], level: str, monkeypatch: pytest.MonkeyPatch) -
     assert OURS.level == logging.NOTSET
 
 
-SERVE = """
-import http.client, sys, threading
-from dflash_trt.cli.serve import _say
-import dflash_trt.cli.serve as serve
-def ask(line):
-    _say(line)
-    if line.startswith("serving "):
-        threading.Thread(target=asked, args=(int(line.rpartition(":")[2]),)).start()
-def asked(port):
-    import os, signal
-    for path in ("/health", "/version"):
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.request("GET", path)
-        connection.getresponse().read()
-    os.kill(os.getpid(), signal.SIGTERM)
-serve._say = ask
-from dflash_trt.__main__ import main
-main()
-"""
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("level", ["info", "debug"])
 def test_probes_are_logged_for_debugging_only(level: str) -> None:
     engine, target = trained_engine("tiny-qwen3"), FIXTURES / "tiny-qwen3"
     words = ["serve", engine, "--target", target, "--port", "0", "--log-format", "json", "--log-level", level]
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    messages = [json.loads(line)["message"] for line in done.stderr.splitlines()]
-    assert [message for message in messages if " GET /version 200 " in message], done.stderr
-    assert bool([message for message in messages if " GET /health 200 " in message]) == (level == "debug")
+    command = [sys.executable, "-m", "dflash_trt", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        url = next(line for line in map(message, server.stderr) if line.startswith("serving ")).rpartition(" ")[2]
+        for path in ("/health", "/version"):
+            with urlopen(url + path, timeout=PATIENCE) as answer:
+                assert answer.status == 200
+        server.terminate()
+        messages = [message(line) for line in server.stderr]
+    assert [line for line in messages if " GET /version 200 " in line]
+    assert bool([line for line in messages if " GET /health 200 " in line]) == (level == "debug")
+
+
+def message(line: str) -> str:
+    return str(json.loads(line)["message"])
