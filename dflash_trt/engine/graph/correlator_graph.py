@@ -156,7 +156,7 @@ def _attention_bias(g: GraphBuilder, spec: DraftSpec, sizes: LatticeCorrelator) 
 def _vectors(g: GraphBuilder, states: str, anchor: str, spec: DraftSpec, sizes: LatticeCorrelator) -> tuple[str, str]:
     """Unit vectors [B, K, k, factor_dim] FLOAT: outgoing ones of each slot's predecessors, and its own incoming ones.
 
-    Of candidates' states [B, K*k, C] and the anchor's [B, C], which alone precedes the first slot.
+    `states` [B, K*k, C] are the candidates', `anchor` [B, C] is that of the token that alone precedes the first slot.
     """
     K, k, C, F = spec.num_draft_tokens, sizes.top_k, sizes.hidden_size, sizes.factor_dim
     start = g.reshape(anchor, [-1, 1, C])

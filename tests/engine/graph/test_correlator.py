@@ -80,7 +80,7 @@ def error(found: torch.Tensor, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("executor", NOISE)
 @pytest.mark.parametrize("num_slots", [5, 2, 1])
 def test_scores_are_the_equations(executor: str, num_slots: int, tmp_path: Path) -> None:
-    """Of whole blocks and of their first slots; more blocks than a call in torch takes; again after other ones."""
+    """Blocks are whole or cut, more than a call in torch takes, and come after others."""
     draft = draft_of(tmp_path)
     opened_executor = opened(draft, tmp_path, executor)
     for seed, num_blocks in ((1, 1), (2, 5)):
@@ -99,7 +99,7 @@ def test_of_other_sizes(num_slots: int, width: int | None, tmp_path: Path) -> No
 
 
 def test_bfloat16_tensors_are_those_of_the_file(tmp_path: Path) -> None:
-    """The published drafts' dtype, in which vectors do not lie side by side as FLOAT ones would."""
+    """Published drafts have this dtype."""
     draft = draft_of(tmp_path, dtype=torch.bfloat16)
     inputs = inputs_of(draft, 2, 5)
     found = opened(draft, tmp_path, "onnxruntime").correlate(inputs)
