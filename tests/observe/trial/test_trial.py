@@ -236,7 +236,7 @@ def test_a_deployment_in_an_installed_runtime(runtime: str, name: str, against: 
     target, engine = str(FIXTURES / "tiny-gpt-oss"), str(trained_engine("tiny-gpt-oss"))
     program(bare_path, name, STAND_IN.format(python=sys.executable, target=target, engine=engine))
     file = deployment_file(eagle3={"model": str(FIXTURES / "tiny-gpt-oss-dflash")})
-    if runtime == "trtllm":  # its backbone has no layers of gpt_oss
+    if runtime == "trtllm":
         run_here("quantize", FIXTURES / "tiny-gpt-oss-dflash", "--recipe", "bf16", "-o", "tiny-gpt-oss-dflash-bf16")
     done = run("try", file, "--runtime", runtime, "--against", against)
     assert finds_what_it_should(done), done.stderr
