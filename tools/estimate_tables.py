@@ -21,6 +21,7 @@ from dflash_trt.observe.estimate.constants import DATA, Rates, constants
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
+from dflash_trt.observe.estimate.other_drafts import mtp_shape
 from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.validation import AIM, HeldOut, kind_of
@@ -53,6 +54,7 @@ def system_of(published: PublishedPoint) -> System:
         target=target,
         draft=draft or None,
         eagle3=eagle3_shape(target),
+        mtp=mtp_shape(target, published.num_draft_tokens) if published.method == "mtp" else None,
         gpu=known_gpu(published.gpu),
         gpu_memory_bytes=0,
         num_gpus=published.tensor_parallel,

@@ -19,7 +19,7 @@ ENCYCLOPEDIA = re.compile(r"pedia|wiki|techpowerup|blog|\.(com|org|net|jp|ai)/",
 
 
 def refusal(gpu: GpuSpec) -> str | None:
-    """What is wrong with a GPU's sources; None for nothing."""
+    """The first fault of a GPU's sources; None where there is none."""
     if missing := {"memory", "rates", "link"} - gpu.sources.keys():
         return f"no source of {', '.join(sorted(missing))}"
     for text in gpu.sources.values():
@@ -55,7 +55,7 @@ def test_others_are_refused(sources: dict[str, str], words: str) -> None:
 
 
 def test_memory_is_the_driver_s() -> None:
-    """What nvidia-smi prints, where a GPU has memory of its own."""
+    """It is read from nvidia-smi where a GPU has memory of its own."""
     shown = {
         name: gpu.memory_bytes / MIB for name, gpu in known_gpus().items() if "nvidia-smi" in gpu.sources["memory"]
     }

@@ -21,10 +21,9 @@ from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.plans.machine import check_precision
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import package_data
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.constants import DATA, constants
+from dflash_trt.observe.estimate.constants import constants
 from dflash_trt.observe.estimate.drafter_pass import backend_of, dflash_shape
 from dflash_trt.observe.estimate.expert_routing import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
@@ -144,18 +143,6 @@ def open_system(
     check_runtime(file, config, runtime)
     deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
     return deployment, system(deployment, runtime, fetches=target is not None)
-
-
-class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tau: float
-    """Tokens per pass of a whole block, in the middle of what is reported."""
-    reported: str
-
-
-def published_tau(of: System) -> PublishedTau | None:
-    """Acceptance reported by the draft's card or paper."""
-    taus = package_data(DATA / "published_taus.json", dict[str, PublishedTau])
-    return None if of.draft is None else taus.get(of.draft.name)
 
 
 def open_acceptances(

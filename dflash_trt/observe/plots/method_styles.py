@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-TITLES = {"none": "plain", "eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
+TITLES = {"none": "plain", "ngram": "n-gram", "eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
 
 
 class Style(msgspec.Struct, frozen=True):
@@ -24,6 +24,7 @@ class Style(msgspec.Struct, frozen=True):
 
 STYLES = {
     "none": Style("#666666", "s", (3.2, 1.8)),
+    "ngram": Style("#9c4a7e", "v", (1.8, 0.9)),
     "eagle3": Style("#b34700", "^", (0.9, 1.8)),
     "mtp": Style("#00795a", "D", (4.5, 1.4, 0.9, 1.4)),
     "dflash": Style("#0065a3", "o"),
