@@ -158,6 +158,7 @@ def test_walkthrough_up_to_the_gpu(tmp_path: Path) -> None:
 DOCUMENTS = [
     *(REPOSITORY / file for file in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
     REPOSITORY / ".github" / "CONTRIBUTING.md",
+    REPOSITORY / "SECURITY.md",
     REPOSITORY / "tests" / "README.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]

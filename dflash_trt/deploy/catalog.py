@@ -15,6 +15,7 @@ from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.number_formats import FP8, NVFP4
 from dflash_trt.deploy.gpus import DATA
+from dflash_trt.deploy.own_gpus import own_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.json_file import package_data
@@ -158,7 +159,10 @@ def next_commands(name: str) -> str | None:
         return None
     commands = [f"here: dflash-trt build {pair[0].draft} --target {pair[1]} -o engine"]
     if deployments := known_deployments(name):
-        commands.append(f"on a GPU machine: dflash-trt serve-config {deployments[0]} --runtime RUNTIME -o FILE")
+        own = own_gpu()
+        fitting = [each for each in deployments if own is not None and f".{own.name}x" in each]
+        chosen = f"{fitting[0]} --runtime vllm -o FILE" if fitting else f"--list {name}"
+        commands.append(f"on a GPU machine: dflash-trt serve-config {chosen}")
     return "; ".join(commands)
 
 
