@@ -7,17 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.deploy.catalog import known_deployments
 from dflash_trt.deploy.deployment_file import DeploymentFile, check_runtime, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.memory import is_fp8_context
-from dflash_trt.deploy.published import published_drafts, published_targets
+from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.read_target_shape import read_target_shape
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.schema import Runtime, load_schema
-from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
+from dflash_trt.deploy.sizes import checkpoint_place, shape_sizes
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.plans.machine import check_precision
 from dflash_trt.errors import ConfigError
@@ -87,17 +86,6 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, *, fetches: bool = 
         max_batch_size=deployment.max_batch_size, max_seq_len=deployment.max_seq_len,
         max_num_tokens=deployment.max_num_tokens, memory=load,
     )  # fmt: skip
-
-
-def draft_shape(name: str, algorithm: str = "", backend: str | None = None, **changes: object) -> DraftShape:
-    """A draft by directory or repository id, some facts changed, every linear layer but fc quantised by `algorithm`."""
-    sizes = draft_sizes(name)
-    if sizes is None:
-        names = ", ".join(sorted(published_drafts()))
-        raise ConfigError(f"the facts of draft {name!r} are unknown (known: {names})")
-    spec = msgspec.structs.replace(sizes.spec, **changes)
-    modules = [module for module in linear_shapes(spec) if module != "fc"]
-    return dflash_shape(spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
 
 
 def eagle3_shape(target: TargetShape) -> DraftShape:
