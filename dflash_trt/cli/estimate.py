@@ -24,7 +24,7 @@ from dflash_trt.observe.plots.picture import save_picture
     click.option("--method", "methods", type=click.Choice(["mtp", "ngram"]), multiple=True,
                  help="Compare with this, too; refused where its acceptance is unknown."),
     click.option("--mtp-tau", type=float, help="Tokens per pass of the target's MTP layers; published unless given."),
-    click.option("--ngram-tau", type=float, help="Tokens per pass of n-gram drafts, 5 at a time."),
+    click.option("--ngram-tau", type=float, help="Tokens per pass of n-gram drafts."),
     click.option("--routing", default="power-law", show_default=True,
                  help="Popularity of experts: power-law, uniform, or a JSON list of counts."),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True,

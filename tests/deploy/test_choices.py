@@ -87,7 +87,7 @@ def found(runtime: Runtime, key: str, value: Any) -> set[str]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_written_value_is_checked_or_the_users_own(runtime: Runtime) -> None:
     written = leaves(rendered(NAME, runtime).arguments)
-    own = OWN[runtime] | resolved(NAME).runtime_arguments.of(runtime, "dflash", NAME).keys()
+    own = OWN[runtime] | resolved(NAME).runtime_arguments.of(runtime, NAME).keys()
     unchecked = {key for key, value in written.items() if key not in own and not found(runtime, key, opposite(value))}
     assert unchecked == set()
 

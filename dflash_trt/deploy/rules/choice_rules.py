@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.source import GGUF
 from dflash_trt.deploy.catalog import needs_thinking_off
-from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
+from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances, graph_tokens
 from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.finding import WARNING, Finding
 from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
@@ -113,7 +113,7 @@ def _circumstances(config: CheckedConfig) -> Circumstances:
     return Circumstances(
         method=method(config), reuses_prefixes=config.served.asked_prefix_reuse,
         cache_layout=vllm_cache_layout(config.served.checkpoint, config.number(keys.ranks) or 1), max_batch_size=batch,
-        decode_tokens=batch * window if batch and window else None,
+        decode_tokens=batch * window if batch and window else None, graph_tokens=graph_tokens(config.served.gpus),
     )  # fmt: skip
 
 

@@ -18,8 +18,9 @@ from dflash_trt.observe.diagnosis.published_tau import published_mtp_tau
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
 
-NGRAM_DRAFTS = 5
-MEASURE = "serve with it, and read the acceptance length from dflash-trt doctor URL"
+MEASURE = (
+    "serve it (dflash-trt serve-config {0} --method {1}), and give what dflash-trt doctor URL prints as --{1}-tau X"
+)
 
 
 class OtherDrafts(msgspec.Struct, frozen=True):
@@ -47,7 +48,7 @@ def with_other_drafts(
                 f"{deployment.name}: target: expected MTP layers, found none in {deployment.target}",
                 hint="leave out --method mtp and --mtp-tau",
             )
-        _, length = deployment.other_draft("mtp")
+        length = deployment.draft_length("mtp")
         if mtp_tau is not None:
             sources.append(f"MTP: tau {mtp_tau:g} at {length} drafts")
         elif published is not None:
@@ -57,18 +58,19 @@ def with_other_drafts(
             raise ConfigError(
                 f"{deployment.name}: expected the acceptance of {system.target.target}'s MTP layers, found none"
                 " published",
-                hint=f"{MEASURE}; then give --mtp-tau X",
+                hint=MEASURE.format(deployment.name, "mtp"),
             )
         system = msgspec.structs.replace(system, mtp=mtp_shape(system.target, length))
         acceptances["mtp"] = from_tau(mtp_tau, length)
     if ngram_tau is not None:
-        system = msgspec.structs.replace(system, ngram=ngram_shape())
-        acceptances["ngram"] = from_tau(ngram_tau, NGRAM_DRAFTS)
-        sources.append(f"n-gram: tau {ngram_tau:g} at {NGRAM_DRAFTS} drafts")
+        length = deployment.draft_length("ngram")
+        system = msgspec.structs.replace(system, ngram=ngram_shape(length))
+        acceptances["ngram"] = from_tau(ngram_tau, length)
+        sources.append(f"n-gram: tau {ngram_tau:g} at {length} drafts")
     elif "ngram" in methods:
         raise ConfigError(
             f"{deployment.name}: the acceptance of n-grams is that of your prompts, and is not published",
-            hint=f"{MEASURE}; then give --ngram-tau X",
+            hint=MEASURE.format(deployment.name, "ngram"),
         )
     return OtherDrafts(system, acceptances, tuple(sources))
 
@@ -89,9 +91,9 @@ def mtp_shape(target: TargetShape, num_draft_tokens: int) -> DraftShape:
     )  # fmt: skip
 
 
-def ngram_shape() -> DraftShape:
+def ngram_shape(num_draft_tokens: int) -> DraftShape:
     """A draft without layers: the host looks it up."""
     return DraftShape(
         name="n-gram", num_layers=0, hidden_size=0, num_key_value_heads=0, head_dim=0, num_taps=0,
-        max_draft_tokens=NGRAM_DRAFTS, gemms={},
+        max_draft_tokens=num_draft_tokens, gemms={},
     )  # fmt: skip

@@ -25,7 +25,7 @@ HAS_MTP, SILENT = "qwen3.5-35b-a3b.b200x1.latency", "qwen3-coder-next.h200x2.lat
 
 def price(name: str, method: Method, num_draft_tokens: int) -> StepCost:
     model = model_of(name)
-    system = msgspec.structs.replace(model.system, mtp=mtp_shape(model.system.target, 7), ngram=ngram_shape())
+    system = msgspec.structs.replace(model.system, mtp=mtp_shape(model.system.target, 7), ngram=ngram_shape(5))
     load = StepLoad(batch=4, num_draft_tokens=num_draft_tokens, context=1000)
     return StepModel(system, model.rates).price(method, load)
 
@@ -93,8 +93,11 @@ def test_one_curve_where_the_target_has_mtp_layers_with_a_published_acceptance()
         ([MOE, "--method", "mtp"], "expected MTP layers, found none in openai/gpt-oss-120b"),
         ([MOE, "--mtp-tau", "2"], "expected MTP layers, found none in openai/gpt-oss-120b"),
         ([SILENT, "--method", "mtp"], "whether Qwen/Qwen3-Coder-Next has MTP layers is not known"),
-        (["qwen3.6-27b.h200x1.latency", "--tau", "5", "--method", "mtp"], "then give --mtp-tau X"),
-        ([MOE, "--method", "ngram"], "then give --ngram-tau X"),
+        (
+            ["qwen3.6-27b.h200x1.latency", "--tau", "5", "--method", "mtp"],
+            "--method mtp), and give what dflash-trt doctor URL prints as --mtp-tau X",
+        ),
+        ([MOE, "--method", "ngram"], "--method ngram), and give what dflash-trt doctor URL prints as --ngram-tau X"),
         ([MOE, "--ngram-tau", "7"], "tau: expected 1 to 6 for 5 drafts, found 7"),
         ([HAS_MTP, "--mtp-tau", "5"], "tau: expected 1 to 4 for 3 drafts, found 5"),
     ],
