@@ -83,7 +83,6 @@ def serve(
     from dflash_trt.checkpoint.source import checkpoint_label
     from dflash_trt.errors import EngineError
     from dflash_trt.runtime.cached_engine import engine_of
-    from dflash_trt.runtime.load import open_engine
     from dflash_trt.runtime.ranks.join import join
     from dflash_trt.runtime.server.access import ApiKeys
     from dflash_trt.runtime.server.app import make_app
@@ -97,6 +96,8 @@ def serve(
     with ExitStack() as stack:
         ranks = stack.enter_context(join(num_ranks, runtime.device))
         if ranks.rank > 0:
+            from dflash_trt.runtime.load import open_engine
+
             open_engine(*engine_of(str(engine), target, draft), runtime, ranks)  # follows rank 0, which serves
         stack.enter_context(exit_on_sigterm())
         listening = stack.enter_context(bind(host, port))  # a port in use is reported before the target is loaded
@@ -106,6 +107,7 @@ def serve(
         if engine != given:
             _say(f"engine: {engine}")
         _say(f"loading {target or engine}")
+        from dflash_trt.runtime.load import open_engine  # imports torch and transformers for seconds
         from dflash_trt.runtime.server.endpoints import Endpoints
 
         with closing(open_engine(engine, target, runtime, ranks)) as backend:
