@@ -90,8 +90,8 @@ def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:
         report(runs, seed=7, reference="mtp")
 
 
-def test_four_methods_on_one_curve(tmp_path: Path) -> None:
-    rates = {"none": (100, 100), "eagle3": (150, 120), "mtp": (160, 130), "dflash": (300, 90)}
+def test_five_methods_on_one_curve(tmp_path: Path) -> None:
+    rates = {"none": (100, 100), "eagle3": (150, 120), "mtp": (160, 130), "ngram": (120, 104), "dflash": (300, 90)}
     points = [
         samples.point(name, c, rate, rate) for name, pair in rates.items() for c, rate in zip((1, 4), pair, strict=True)
     ]
@@ -100,10 +100,11 @@ def test_four_methods_on_one_curve(tmp_path: Path) -> None:
     assert verdict(report(runs, seed=7, reference="mtp")) == (
         "plain against MTP, ours: slower everywhere: at concurrency 1 to 4 (0.62x to 0.77x)",
         "EAGLE-3 against MTP, ours: slower everywhere: at concurrency 1 to 4 (0.92x to 0.94x)",
+        "n-gram against MTP, ours: slower everywhere: at concurrency 1 to 4 (0.75x to 0.80x)",
         "DFlash against MTP, ours: faster at concurrency 1 (1.88x); slower at concurrency 4 (0.69x)",
     )
     text = render_report(report(runs, seed=7, reference="mtp"), "markdown")
-    for title in ("plain", "EAGLE-3", "MTP", "DFlash"):
+    for title in ("plain", "EAGLE-3", "MTP", "n-gram", "DFlash"):
         assert f"| {title} |" in text
 
 
