@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, suppress
+from functools import cached_property
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -21,24 +21,24 @@ from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.decoding import decode_fields
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
 from dflash_trt.runtime.server.event_stream import EventStream
-from dflash_trt.runtime.server.generation import Generation
+from dflash_trt.runtime.server.generation import Generation, WholeAnswer
 from dflash_trt.runtime.server.http_error import HttpError
+from dflash_trt.runtime.server.inbox import Inbox
 from dflash_trt.runtime.server.json_object import decode_object
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_body import BodyReader
 from dflash_trt.runtime.server.request_fields import TokenizeBody
 from dflash_trt.runtime.server.requests import TOKENIZE, GenerationRequest, check_model, parse_request
-from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
+from dflash_trt.runtime.server.response_bodies import Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.responses import StructResponse
-from dflash_trt.runtime.server.responses_answer import ResponseEvent, response_events, whole_response
+from dflash_trt.runtime.server.responses_answer import ResponseEvents, whole_response
 from dflash_trt.runtime.server.responses_request import chat_fields
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format
 from dflash_trt.runtime.server.tracing import Tracing
 
-Event = Document | ResponseEvent
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
 STALLED_SECONDS = 60.0
@@ -174,23 +174,26 @@ class Endpoints:
                 self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
             admission.enter_context(self.answers.admit(generation.max_bytes, client))
+            admission.callback(generation.cancel)
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             headers = {}
             if request.ignored:
                 generation.log_fields["ignored"] = " ".join(request.ignored)
                 headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
             if not request.body.stream:
-                document = await cancel_on_disconnect(http_request.receive, generation.response())
+                whole = WholeAnswer()
+                generation.start(self._inbox, whole)
+                document = await cancel_on_disconnect(http_request.receive, whole.wait())
                 return StructResponse(whole_response(document) if is_response else document, headers=headers)
-            events: AsyncGenerator[Event, None] = generation.events()
-            if is_response:
-                events = response_events(generation.events())
-            try:  # before the headers are sent, so that an error has its status
-                first = await cancel_on_disconnect(http_request.receive, anext(events))
-            except BaseException:
-                await events.aclose()
-                raise
-            return EventStream(_prepend(first, events, admission.pop_all()), headers)
+            stream = EventStream(headers)
+            generation.start(self._inbox, ResponseEvents(stream.put, stream.end) if is_response else stream)
+            await cancel_on_disconnect(http_request.receive, stream.begin())
+            stream.hold(admission.pop_all())
+            return stream
+
+    @cached_property
+    def _inbox(self) -> Inbox:
+        return Inbox(asyncio.get_running_loop())
 
     async def _compile(self, grammar: Grammar) -> None:
         """Compiles a grammar, which is then kept for the request; RequestError for one that cannot be enforced."""
@@ -211,13 +214,3 @@ class Endpoints:
 def _client(request: Request) -> str:
     """The client that limits apply to: its API key, or its address."""
     return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
-
-
-async def _prepend(
-    first: Event, events: AsyncGenerator[Event, None], admission: ExitStack
-) -> AsyncGenerator[Event, None]:
-    with admission:
-        async with aclosing(events):
-            yield first
-            async for event in events:
-                yield event

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,7 +21,7 @@ from dflash_trt.runtime.server.answer_choice import Choice, has_content
 from dflash_trt.runtime.server.answer_logprobs import TokenTexts
 from dflash_trt.runtime.server.answer_memory import answer_bytes
 from dflash_trt.runtime.server.http_error import shutting_down
-from dflash_trt.runtime.server.merge_streams import merge_streams
+from dflash_trt.runtime.server.inbox import Inbox
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_span import RequestSpan
 from dflash_trt.runtime.server.requests import GenerationRequest
@@ -29,8 +29,42 @@ from dflash_trt.runtime.server.response_bodies import ChatChoice, ChatCompletion
 from dflash_trt.runtime.server.served_backend import ServedBackend
 from dflash_trt.runtime.server.usage import completion_metrics, usage
 
+if TYPE_CHECKING:
+    from dflash_trt.runtime.request import Request
+
 WHOLE: Literal["chat.completion"] = "chat.completion"
 CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class Sink(Protocol):
+    """Takes the documents of an answer, on the event loop."""
+
+    def put(self, document: Document) -> None:
+        """Takes the next document."""
+
+    def end(self, error: Exception | None = None) -> None:
+        """Ends the answer, whole or with an error; no effect on one that has ended."""
+
+
+class WholeAnswer:
+    """The only document of an answer that is not streamed."""
+
+    def __init__(self) -> None:
+        self._document: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
+
+    def put(self, document: Document) -> None:
+        """Takes it."""
+        if not self._document.done():
+            self._document.set_result(document)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Takes the error in its place."""
+        if error is not None and not self._document.done():
+            self._document.set_exception(error)
+
+    async def wait(self) -> Document:
+        """The document; raises the error."""
+        return await self._document
 
 
 class Generation:
@@ -67,6 +101,10 @@ class Generation:
             for index, (ids, _) in enumerate(self._sequences)
         ]
         self._last_emitted: list[float | None] = [None] * len(self._sequences)
+        self._running: list[Request] = []
+        self._is_over = False
+        self._num_open, self._num_output_tokens = len(self._sequences), 0
+        self._whole: dict[int, TextChoice | ChatChoice] = {}
 
     @property
     def max_bytes(self) -> int:
@@ -80,67 +118,100 @@ class Generation:
             for ids, params in self._sequences
         )
 
-    async def response(self) -> Document:
-        """The answer to a request without `stream`."""
-        choices: dict[int, TextChoice | ChatChoice] = {}
-        async with aclosing(self._chunks(incremental=False)) as chunks:
-            async for choice, chunk in chunks:
-                choices[choice.index] = choice.add(chunk, is_delta=False)
-        ordered = [choices[index] for index in range(len(choices))]
-        return self._document(ordered, usage(self._num_prompt_tokens, self._choices), self._answer_metrics())
+    def start(self, inbox: Inbox, sink: Sink) -> None:
+        """Submits all sequences; their answers go to `sink`, as one document or as events.
 
-    async def events(self) -> AsyncGenerator[Document, None]:
-        """The events of a streamed answer; the last one has usage or metrics."""
-        options = self._request.stream_options
-        async with aclosing(self._chunks(incremental=True)) as chunks:
-            async for choice, chunk in chunks:
-                delta = choice.add(chunk, is_delta=True)
-                counts: Usage | UnsetType | None = None if options.include_usage else UNSET
-                if options.include_usage and options.continuous_usage_stats:
-                    counts = usage(len(self._sequences[choice.index][0]), [choice])
-                is_last = all(each.completion is not None for each in self._choices)
-                metrics = self._answer_metrics() if is_last and not options.include_usage else UNSET
-                if has_content(delta):
-                    yield self._document([delta], counts, metrics)
-        if options.include_usage:
-            yield self._document([], usage(self._num_prompt_tokens, self._choices), self._answer_metrics())
-
-    async def _chunks(self, *, incremental: bool) -> AsyncGenerator[tuple[Choice, Chunk], None]:
-        streams = [
-            self._backend.stream(ids, params, incremental=incremental, client=self._client)
-            for ids, params in self._sequences
-        ]
+        Raises RequestError for an invalid request, and HttpError 503 while the server shuts down.
+        """
+        self._sink = sink
+        requests = []
+        for index, (ids, params) in enumerate(self._sequences):
+            put = inbox.sender(partial(self._receive, index))
+            requests.append(self._backend.request(ids, params, put, incremental=self._request.body.stream))
         try:
-            async with aclosing(merge_streams(streams)) as chunks:
-                async for index, chunk in chunks:
-                    self._last_emitted[index] = self._metrics.observe_chunk(chunk, self._last_emitted[index])
-                    if chunk.completion is not None:
-                        self._finish(index, chunk.completion)
-                    yield self._choices[index], chunk
+            for request in requests:
+                request.client = self._client
+                self._backend.submit(request)
+                self._running.append(request)
         except EngineError as error:
-            if not self._backend.is_alive and self._backend.error is None:  # it was closed since the request came
-                raise shutting_down() from None
-            self._metrics.observe_failure(error)
-            raise
+            raise self._explain(error) from None
+
+    def cancel(self) -> None:
+        """Ends the sequences that are still running; nothing more goes to the sink."""
+        self._is_over = True
+        for request in self._running:
+            self._backend.cancel(request)
+
+    def _receive(self, index: int, item: Chunk | Exception) -> None:
+        if self._is_over:
+            return
+        try:
+            if isinstance(item, Exception):
+                raise item
+            self._add(index, item)
+        except EngineError as error:
+            self._sink.end(self._explain(error))
+        except Exception as error:
+            self._sink.end(error)
+
+    def _explain(self, error: EngineError) -> Exception:
+        """What ended a sequence: the server, which is shutting down since the request came, or its own failure."""
+        if not self._backend.is_alive and self._backend.error is None:
+            return shutting_down()
+        self._metrics.observe_failure(error)
+        return error
+
+    def _add(self, index: int, chunk: Chunk) -> None:
+        """Adds a chunk to the answer of its sequence."""
+        choice, is_stream = self._choices[index], self._request.body.stream
+        self._last_emitted[index] = self._metrics.observe_chunk(chunk, self._last_emitted[index])
+        if chunk.completion is not None:
+            self._finish(index, chunk.completion)
+        part = choice.add(chunk, is_delta=is_stream)
+        if is_stream:
+            self._put_event(choice, part)
+        else:
+            self._whole[index] = part
+        if self._num_open == 0:
+            if not is_stream or self._request.stream_options.include_usage:
+                ordered = [self._whole[index] for index in sorted(self._whole)]
+                counts = usage(self._num_prompt_tokens, self._choices)
+                self._sink.put(self._document(ordered, counts, self._answer_metrics()))
+            self._sink.end()
+
+    def _put_event(self, choice: Choice, delta: TextChoice | ChatChoice) -> None:
+        if not has_content(delta):
+            return
+        options = self._request.stream_options
+        counts: Usage | UnsetType | None = None if options.include_usage else UNSET
+        if options.include_usage and options.continuous_usage_stats:
+            counts = usage(len(self._sequences[choice.index][0]), [choice])
+        is_last = self._num_open == 0 and not options.include_usage
+        self._sink.put(self._document([delta], counts, self._answer_metrics() if is_last else UNSET))
 
     def _finish(self, index: int, completion: Completion) -> None:
+        self._num_open -= 1
         self._metrics.observe_completion(len(self._sequences[index][0]), completion)
         if self._span is not None:
             self._span.add_completion(index, completion, is_only=len(self._sequences) == 1)
         if completion.finish_reason == "cancelled":
             raise shutting_down()
-        self.log_fields["output_tokens"] = int(str(self.log_fields["output_tokens"])) + len(completion.token_ids)
+        self._num_output_tokens += len(completion.token_ids)
+        self.log_fields["output_tokens"] = self._num_output_tokens
         if len(self._sequences) == 1 and completion.tau is not None:
             self.log_fields["tau"] = f"{completion.tau:.2f}"
 
     def _document(
-        self, choices: Sequence[Any], usage: Usage | UnsetType | None, metrics: Metrics | UnsetType | None
+        self, choices: list[Any], usage: Usage | UnsetType | None, metrics: Metrics | UnsetType | None
     ) -> Document:
-        shared: dict[str, Any] = {"id": self._id, "created": self._created, "model": self._model}
-        shared |= {"choices": choices, "usage": usage, "metrics": metrics}
-        if not self._request.is_chat:
-            return response_bodies.Completion(**shared)
-        return ChatCompletion(**shared, object=CHUNK if self._request.body.stream else WHOLE)
+        if self._request.is_chat:
+            return ChatCompletion(
+                id=self._id, created=self._created, model=self._model, usage=usage, metrics=metrics, choices=choices,
+                object=CHUNK if self._request.body.stream else WHOLE,
+            )  # fmt: skip
+        return response_bodies.Completion(
+            id=self._id, created=self._created, model=self._model, usage=usage, metrics=metrics, choices=choices
+        )
 
     def _answer_metrics(self) -> Metrics | None:
         """Measurements of the only sequence; None where there are several."""

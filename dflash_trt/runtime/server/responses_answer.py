@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
@@ -168,21 +167,31 @@ def whole_response(document: Document) -> ResponseObject:
     return builder.response
 
 
-async def response_events(documents: AsyncGenerator[Document, None]) -> AsyncGenerator[ResponseEvent, None]:
-    """The events of a response, by those of a chat with usage at its end."""
-    builder: ResponseBuilder | None = None
-    async with aclosing(documents):
-        async for document in documents:
-            assert isinstance(document, ChatCompletion)
-            if builder is None:
-                builder = ResponseBuilder(document)
-                for event in builder.begin():
-                    yield event
-            for event in builder.add(document):
-                yield event
-    assert builder is not None, "a chat has at least one event"
-    for event in builder.end():
-        yield event
+class ResponseEvents:
+    """Passes the events of a response to a sink, made from those of a chat with usage at its end."""
+
+    def __init__(self, put: Callable[[ResponseEvent], None], end: Callable[[Exception | None], None]) -> None:
+        self._put, self._end = put, end
+        self._builder: ResponseBuilder | None = None
+
+    def put(self, document: Document) -> None:
+        """Passes what an event of the chat adds."""
+        assert isinstance(document, ChatCompletion)
+        if self._builder is None:
+            self._builder = ResponseBuilder(document)
+            self._put_all(self._builder.begin())
+        self._put_all(self._builder.add(document))
+
+    def end(self, error: Exception | None = None) -> None:
+        """Passes the last events, or the error."""
+        if error is None:
+            assert self._builder is not None, "a chat has at least one event"
+            self._put_all(self._builder.end())
+        self._end(error)
+
+    def _put_all(self, events: Iterator[ResponseEvent]) -> None:
+        for event in events:
+            self._put(event)
 
 
 def _usage(usage: Usage) -> ResponseUsage:
