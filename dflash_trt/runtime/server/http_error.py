@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from dflash_trt.errors import DFlashError, RequestError
-from dflash_trt.runtime.server.log import log
-from dflash_trt.runtime.server.response_bodies import Error, ErrorDescription
+from dflash_trt.runtime.server.answer.bodies import Error, ErrorDescription
+from dflash_trt.runtime.server.telemetry.log import log
 
 FIELD = re.compile(r"([a-z_.]+)(\[\d+\])*: ")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from dflash_trt.api.paired_speed import Pair, paired_speed
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.request_body import BodyReader
+from dflash_trt.runtime.server.request.body import BodyReader
 from dflash_trt.runtime.server.responses import StructResponse
 
 MAX_PAIRS = 256

@@ -26,10 +26,10 @@ from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.server import log as server_log
 from dflash_trt.runtime.server.connections import server as http_server
 from dflash_trt.runtime.server.connections.server import HttpServer
 from dflash_trt.runtime.server.connections.sockets import bind
+from dflash_trt.runtime.server.telemetry import log as server_log
 from tests.cli.commands import run, run_here
 from tests.runtime.server.live import LONG, Live, children, refuses, started
 from tests.waiting import PATIENCE, until

@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.server import event_stream
+from dflash_trt.runtime.server.answer import event_stream
+from dflash_trt.runtime.server.answer.event_stream import EventStream
+from dflash_trt.runtime.server.answer.inbox import Inbox
 from dflash_trt.runtime.server.disconnect import ClientDisconnected
-from dflash_trt.runtime.server.event_stream import EventStream
-from dflash_trt.runtime.server.inbox import Inbox
 from tests.runtime.server.live import Live, bounded
 from tests.waiting import PATIENCE, until
 

@@ -14,7 +14,7 @@ from openai import BadRequestError
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.grammar_fields import read_grammar
+from dflash_trt.runtime.server.request.grammar_fields import read_grammar
 from tests.runtime.server.live import MODEL, Live
 
 SCHEMA = {

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.template_limits import limited_template
+from dflash_trt.runtime.server.request.template_limits import limited_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

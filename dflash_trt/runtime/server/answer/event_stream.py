@@ -11,10 +11,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dflash_trt.runtime.server.answer.responses_api import ResponseEvent
 from dflash_trt.runtime.server.connections.protocol import WRITE_BODY
 from dflash_trt.runtime.server.disconnect import ClientDisconnected, cancel_on_disconnect
 from dflash_trt.runtime.server.http_error import HttpError, to_http_error
-from dflash_trt.runtime.server.responses_answer import ResponseEvent
 
 DONE = b"data: [DONE]\n\n"
 MAX_UNREAD_BYTES = 2**22

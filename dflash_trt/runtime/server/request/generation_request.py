@@ -12,12 +12,12 @@ from dflash_trt.api.backend import Prompt
 from dflash_trt.api.neutral_fields import ANY, IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import MAX_TOP_LOGPROBS, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.decoding import decode_fields
-from dflash_trt.runtime.server.grammar_fields import read_grammar
+from dflash_trt.runtime.server.calls.tools import ToolFormat, Tools, call_grammar, read_tools
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.messages import read_messages
-from dflash_trt.runtime.server.request_fields import REASONING_EFFORTS, ChatBody, CompletionBody, StreamOptions
-from dflash_trt.runtime.server.tools import ToolFormat, Tools, call_grammar, read_tools
+from dflash_trt.runtime.server.request.decoding import decode_fields
+from dflash_trt.runtime.server.request.fields import REASONING_EFFORTS, ChatBody, CompletionBody, StreamOptions
+from dflash_trt.runtime.server.request.grammar_fields import read_grammar
+from dflash_trt.runtime.server.request.messages import read_messages
 
 SAMPLING_FIELDS = (*SAMPLER_FIELDS, "min_tokens", "stop", "stop_token_ids", "ignore_eos", "draft_length", "logit_bias")
 GRAMMAR_FIELDS = ("response_format", "structured_outputs")

@@ -12,13 +12,13 @@ from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.grammars.compiler import MAX_CHARACTERS, TOOLS
 from dflash_trt.runtime.grammars.structural_tags import PLACE
-from dflash_trt.runtime.server.channels import ChannelTokens
-from dflash_trt.runtime.server.deepseek import TAGS as DEEPSEEK
-from dflash_trt.runtime.server.deepseek import DeepSeekFormat
-from dflash_trt.runtime.server.hermes import BEGIN, END, HermesParser
-from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
-from dflash_trt.runtime.server.tagged_calls import TAGS, TaggedFormat, call_reader, tagged_format
-from dflash_trt.runtime.server.tagged_grammar import tagged_call
+from dflash_trt.runtime.server.calls.channels import ChannelTokens
+from dflash_trt.runtime.server.calls.deepseek import TAGS as DEEPSEEK
+from dflash_trt.runtime.server.calls.deepseek import DeepSeekFormat
+from dflash_trt.runtime.server.calls.hermes import BEGIN, END, HermesParser
+from dflash_trt.runtime.server.calls.tagged_calls import TAGS, TaggedFormat, call_reader, tagged_format
+from dflash_trt.runtime.server.calls.tagged_grammar import tagged_call
+from dflash_trt.runtime.server.request.fields import TOOL_CHOICES, ChatBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,11 +10,11 @@ import msgspec
 
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
-from dflash_trt.runtime.server.answer_logprobs import TokenTexts, chat_logprobs, completion_logprobs
-from dflash_trt.runtime.server.chat_message import MessageBuilder
-from dflash_trt.runtime.server.requests import GenerationRequest
-from dflash_trt.runtime.server.response_bodies import ChatChoice, ChatMessage, CompletionLogprobs, TextChoice
-from dflash_trt.runtime.server.step_texts import StepTexts
+from dflash_trt.runtime.server.answer.bodies import ChatChoice, ChatMessage, CompletionLogprobs, TextChoice
+from dflash_trt.runtime.server.answer.chat_message import MessageBuilder
+from dflash_trt.runtime.server.answer.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from dflash_trt.runtime.server.answer.step_texts import StepTexts
+from dflash_trt.runtime.server.request.generation_request import GenerationRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from dflash_trt.api.backend import Chunk
-from dflash_trt.runtime.server.channels import Channels, ChannelTokens
-from dflash_trt.runtime.server.hermes import CallDelta
-from dflash_trt.runtime.server.requests import GenerationRequest
-from dflash_trt.runtime.server.response_bodies import ChatMessage, FunctionCall, ToolCall
-from dflash_trt.runtime.server.tools import call_parser
+from dflash_trt.runtime.server.answer.bodies import ChatMessage, FunctionCall, ToolCall
+from dflash_trt.runtime.server.calls.channels import Channels, ChannelTokens
+from dflash_trt.runtime.server.calls.hermes import CallDelta
+from dflash_trt.runtime.server.calls.tools import call_parser
+from dflash_trt.runtime.server.request.generation_request import GenerationRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

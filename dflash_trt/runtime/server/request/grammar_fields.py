@@ -10,8 +10,8 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.json_object import decode_object
-from dflash_trt.runtime.server.request_fields import FORMATS
+from dflash_trt.runtime.server.request.fields import FORMATS
+from dflash_trt.runtime.server.request.json_object import decode_object
 
 ANY_OBJECT = '{"type": "object"}'
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from dflash_trt.runtime.server.response_bodies import ChatCompletion, Document, Usage
+from dflash_trt.runtime.server.answer.bodies import ChatCompletion, Document, Usage
 
 PART_TYPES: dict[Literal["message", "reasoning"], Literal["output_text", "reasoning_text"]] = {
     "message": "output_text",

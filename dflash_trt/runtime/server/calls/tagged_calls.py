@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from dflash_trt.runtime.server.hermes import CUT, JSON, CallDelta, ReadCall, is_cut, json_call
+from dflash_trt.runtime.server.calls.hermes import CUT, JSON, CallDelta, ReadCall, is_cut, json_call
 
 TaggedFormat = Literal["qwen3-coder", "glm"]
 

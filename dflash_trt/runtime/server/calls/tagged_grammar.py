@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.grammars.json_schema import ANNOTATIONS, DEFINITIONS
 from dflash_trt.runtime.grammars.structural_tags import PLACE
-from dflash_trt.runtime.server.hermes import BEGIN, END
-from dflash_trt.runtime.server.tagged_calls import TaggedFormat
+from dflash_trt.runtime.server.calls.hermes import BEGIN, END
+from dflash_trt.runtime.server.calls.tagged_calls import TaggedFormat
 
 Json = dict[str, Any]
 KEY = r"[\w.$-]{1,64}"
