@@ -36,8 +36,9 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 STREAMS = (1, 16, 64)
 MANY = 256
 NUM_REQUESTS = 100
-STEPS = 256
-"""Of a streamed answer."""
+STEPS = 1000
+"""Steps of a streamed answer."""
+LAG_STEPS = 100
 WHOLE_TOKENS = 16
 ACCEPTED = re.compile(rb'"(?:text|content)":"(\d+\.\d+) "')
 
@@ -103,14 +104,14 @@ class Server:
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients of a measurement ask for, and how the stand-in steps meanwhile."""
+    """Requests of a measurement, and the stand-in's steps meanwhile."""
 
     path: str
     streams: int
     tokens: int
-    """Of a step."""
+    """Tokens of a step."""
     seconds: float
-    """Of a step."""
+    """Duration of a step."""
     is_streamed: bool
     steps: int = STEPS
 
@@ -205,7 +206,7 @@ def show_lags(servers: Sequence[Server], steps_ms: Sequence[float]) -> None:
     rows = []
     for step_ms in steps_ms:
         for server in servers:
-            load = Load("completions", MANY, 4, step_ms / 1000, is_streamed=True)
+            load = Load("completions", MANY, 4, step_ms / 1000, is_streamed=True, steps=LAG_STEPS)
             load.run(server)
             _, lags = load.run(server)
             cells = (f"{1000 * value:.1f}" for value in np.percentile(lags, [50, 99, 100]))
@@ -217,7 +218,7 @@ def show_lags(servers: Sequence[Server], steps_ms: Sequence[float]) -> None:
 @click.option("--against", metavar="REV", help="A commit to take turns with.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option(
-    "--step-ms", type=float, default=10.0, show_default=True, help="Time of a step; stretches while it is late."
+    "--step-ms", type=float, default=5.0, show_default=True, help="Time of a step; stretches while it is late."
 )
 def main(against: str | None, rounds: int, step_ms: float) -> None:
     with ExitStack() as stack:

@@ -177,7 +177,7 @@ def main() -> None:
     server, listening, steps = open_server()
     threading.Thread(target=partial(obey, steps), daemon=True).start()
     gc.collect()
-    gc.freeze()  # as `dflash-trt serve` does
+    gc.freeze()  # `dflash-trt serve` does so, too
     listening.listen(512)
     print(listening.getsockname()[1], flush=True)
     asyncio.run(server.serve([listening]))

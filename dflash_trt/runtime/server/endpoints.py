@@ -16,19 +16,18 @@ from dflash_trt import __version__
 from dflash_trt.api.neutral_fields import IGNORED
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError
+from dflash_trt.runtime.server.answer.answer_logprobs import TokenTexts
 from dflash_trt.runtime.server.answer.bodies import Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.answer.event_stream import EventStream
 from dflash_trt.runtime.server.answer.generation import Generation, WholeAnswer
 from dflash_trt.runtime.server.answer.inbox import Inbox
-from dflash_trt.runtime.server.answer.logprobs import TokenTexts
-from dflash_trt.runtime.server.answer.responses_api import ResponseEvents, whole_response
+from dflash_trt.runtime.server.answer.responses_answer import ResponseEvents, whole_response
 from dflash_trt.runtime.server.calls.tools import tool_format
 from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.request.body import BodyReader
 from dflash_trt.runtime.server.request.decoding import decode_fields
-from dflash_trt.runtime.server.request.fields import TokenizeBody
 from dflash_trt.runtime.server.request.generation_request import (
     TOKENIZE,
     GenerationRequest,
@@ -37,7 +36,8 @@ from dflash_trt.runtime.server.request.generation_request import (
 )
 from dflash_trt.runtime.server.request.json_object import decode_object
 from dflash_trt.runtime.server.request.messages import read_messages
-from dflash_trt.runtime.server.request.responses_api import chat_fields
+from dflash_trt.runtime.server.request.request_fields import TokenizeBody
+from dflash_trt.runtime.server.request.responses_request import chat_fields
 from dflash_trt.runtime.server.request.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.responses import StructResponse
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room

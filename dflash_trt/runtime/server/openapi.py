@@ -20,9 +20,9 @@ from dflash_trt.runtime.server.answer.bodies import (
     Tokens,
     Version,
 )
-from dflash_trt.runtime.server.answer.responses_api import ResponseObject
-from dflash_trt.runtime.server.request.fields import ChatBody, CompletionBody, TokenizeBody
-from dflash_trt.runtime.server.request.responses_api import ResponsesBody
+from dflash_trt.runtime.server.answer.responses_answer import ResponseObject
+from dflash_trt.runtime.server.request.request_fields import ChatBody, CompletionBody, TokenizeBody
+from dflash_trt.runtime.server.request.responses_request import ResponsesBody
 
 Json = dict[str, Any]
 

@@ -120,7 +120,7 @@ async def test_an_error_before_the_first_event_is_raised(has_begun: bool) -> Non
 
 
 def test_one_wake_up_for_all_that_has_come() -> None:
-    """Also for what comes from the thread of the decoder while the event loop does something else."""
+    """The items come from another thread while the event loop is busy."""
     received: list[int] = []
 
     async def receive_all() -> int:
@@ -165,3 +165,15 @@ def test_the_decoder_never_waits_for_the_event_loop(live: Live) -> None:
     steps = [choice["steps"] for event in events for choice in event["choices"]]
     assert all(len(each) == 1 for each in steps)
     assert sum(len(step["tokens"]) for each in steps for step in each) == 40
+
+
+def test_a_stream_over_http_1_0_has_no_chunks(live: Live) -> None:
+    body = b'{"prompt": "def f(", "max_tokens": 20, "temperature": 0, "ignore_eos": true, "stream": true}'
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with live.connect() as connection:
+        connection.sendall(head + body)
+        received = b"".join(iter(lambda: connection.recv(2**16), b""))
+    _, _, events = received.partition(b"\r\n\r\n")
+    *frames, done, rest = events.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    assert all(frame.startswith(b"data: {") for frame in frames)

@@ -20,8 +20,8 @@ from dflash_trt.llm import LLM
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.server.calls.channels import Channels, ChannelTokens
 from dflash_trt.runtime.server.calls.tools import call_grammar, call_parser, read_tools, tool_format
-from dflash_trt.runtime.server.request.fields import ChatBody
 from dflash_trt.runtime.server.request.messages import read_messages
+from dflash_trt.runtime.server.request.request_fields import ChatBody
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tests.runtime.server.conftest import copy_with_template

@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dflash_trt.runtime.server.answer.responses_api import ResponseEvent
+from dflash_trt.runtime.server.answer.responses_answer import ResponseEvent
 from dflash_trt.runtime.server.connections.protocol import WRITE_BODY
 from dflash_trt.runtime.server.disconnect import ClientDisconnected, cancel_on_disconnect
 from dflash_trt.runtime.server.http_error import HttpError, to_http_error

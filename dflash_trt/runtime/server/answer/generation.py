@@ -17,11 +17,11 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.server.answer import bodies as response_bodies
+from dflash_trt.runtime.server.answer.answer_logprobs import TokenTexts
+from dflash_trt.runtime.server.answer.answer_memory import answer_bytes
 from dflash_trt.runtime.server.answer.bodies import ChatChoice, ChatCompletion, Document, Metrics, TextChoice, Usage
 from dflash_trt.runtime.server.answer.choice import Choice, has_content
 from dflash_trt.runtime.server.answer.inbox import Inbox
-from dflash_trt.runtime.server.answer.logprobs import TokenTexts
-from dflash_trt.runtime.server.answer.memory import answer_bytes
 from dflash_trt.runtime.server.answer.usage import completion_metrics, usage
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.request.generation_request import GenerationRequest
@@ -155,7 +155,7 @@ class Generation:
             self._sink.end(error)
 
     def _explain(self, error: EngineError) -> Exception:
-        """What ended a sequence: the server, which is shutting down since the request came, or its own failure."""
+        """The error to report: 503 if the server has begun to shut down, else the failure itself, which is counted."""
         if not self._backend.is_alive and self._backend.error is None:
             return shutting_down()
         self._metrics.observe_failure(error)

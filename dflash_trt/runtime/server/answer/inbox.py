@@ -25,7 +25,7 @@ class Inbox:
         self._is_woken = False
 
     def sender(self, receive: Callable[[T], None]) -> Callable[[T], None]:
-        """What sends an item to `receive`, which must not raise."""
+        """A function that sends an item to `receive`, which must not raise."""
         return partial(self._send, receive)
 
     def _send(self, receive: Callable[[T], None], item: T) -> None:

@@ -18,7 +18,7 @@ from dflash_trt.runtime.server.calls.deepseek import DeepSeekFormat
 from dflash_trt.runtime.server.calls.hermes import BEGIN, END, HermesParser
 from dflash_trt.runtime.server.calls.tagged_calls import TAGS, TaggedFormat, call_reader, tagged_format
 from dflash_trt.runtime.server.calls.tagged_grammar import tagged_call
-from dflash_trt.runtime.server.request.fields import TOOL_CHOICES, ChatBody
+from dflash_trt.runtime.server.request.request_fields import TOOL_CHOICES, ChatBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,97 +3,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.request.fields import FORMATS
 from dflash_trt.runtime.server.request.json_object import decode_object
+from dflash_trt.runtime.server.request.request_fields import FORMATS, StructuredOutputs
 
-ANY_OBJECT = '{"type": "object"}'
+ANY_OBJECT = {"type": "object"}
 
 
-def read_grammar(fields: dict[str, Any]) -> Grammar | None:
+def read_grammar(response_format: dict[str, Any] | None, options: StructuredOutputs | None) -> Grammar | None:
     """The grammar of a request, if it has one; RequestError, with the field's name, for an invalid one."""
-    grammar = _response_format(fields.get("response_format", {"type": "text"}))
-    if (options := fields.get("structured_outputs")) is not None:
-        if grammar is not None:
-            raise RequestError("structured_outputs: it cannot be combined with response_format")
-        grammar = _structured_outputs(options)
-    return grammar
+    grammar = None if response_format is None else _response_format(response_format)
+    if options is None:
+        return grammar
+    if grammar is not None:
+        raise RequestError("structured_outputs: it cannot be combined with response_format")
+    return _structured_outputs(options)
 
 
-def _response_format(value: object) -> Grammar | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("text", "json_object") and isinstance(value, dict) and len(value) > 1:
-        raise RequestError(f"response_format: type {kind} takes no other fields: {shown(value)}")
+def _response_format(given: dict[str, Any]) -> Grammar | None:
+    field, kind = "response_format", given.get("type")
+    if kind in ("text", "json_object") and len(given) > 1:
+        raise RequestError(f"response_format: type {kind} takes no other fields: {shown(given)}")
     if kind == "text":
         return None
     if kind == "json_object":
-        return Grammar(kind="json_schema", text=ANY_OBJECT, field="response_format")
-    if kind == "json_schema" and isinstance(value, dict):
-        described = value.get("json_schema")
+        return _grammar("json_schema", ANY_OBJECT, field)
+    if kind == "json_schema":
+        described = given.get("json_schema")
         if not isinstance(described, dict) or "schema" not in described:
-            raise RequestError(f"response_format: json_schema.schema is missing: {shown(value)}")
-        return _json(described["schema"], "response_format")
+            raise RequestError(f"response_format: json_schema.schema is missing: {shown(given)}")
+        return _grammar("json_schema", described["schema"], field)
     if kind == "structural_tag":
-        return Grammar(kind="structural_tag", text=_encoded(value, "response_format"), field="response_format")
-    raise RequestError(f"response_format: its type is none of {', '.join(FORMATS)}: {shown(value)}")
+        return _grammar("structural_tag", given, field)
+    raise RequestError(f"response_format: its type is none of {', '.join(FORMATS)}: {shown(given)}")
 
 
-def _structured_outputs(value: object) -> Grammar:
-    options = {k: v for k, v in value.items() if v is not None and v is not False} if isinstance(value, dict) else {}
-    if len(options) != 1 or not options.keys() <= READERS.keys():
-        raise RequestError(f"structured_outputs: it must have one of {', '.join(READERS)}: {shown(value)}")
+def _structured_outputs(given: StructuredOutputs) -> Grammar:
+    field = "structured_outputs"
+    options: dict[Any, Any] = {name: value for name, value in msgspec.structs.asdict(given).items() if value}
+    if len(options) != 1 or given.disable_any_whitespace:
+        names = [name for name in given.__struct_fields__ if name != "disable_any_whitespace"]
+        raise RequestError(f"structured_outputs: it must have one of {', '.join(names)}: {shown(options)}")
     ((name, option),) = options.items()
-    return READERS[name](option)
+    if name in ("regex", "grammar"):
+        return Grammar(kind=name, text=option, field=field)
+    if name in ("json", "json_object"):
+        return _grammar("json_schema", ANY_OBJECT if name == "json_object" else option, field)
+    return _grammar(name, option, field)
 
 
-def _json(value: object, field: str = "structured_outputs") -> Grammar:
-    schema = decode_object(value, field) if isinstance(value, str) else value
-    if not isinstance(schema, dict):
+def _grammar(kind: Literal["json_schema", "choice", "structural_tag"], value: object, field: str) -> Grammar:
+    """A grammar whose text is JSON, which may be given as text."""
+    if isinstance(value, str):
+        value = decode_object(value, field)
+    if kind == "json_schema" and not isinstance(value, dict):
         raise RequestError(f"{field}: the JSON schema is no object, but {shown(value)}")
-    return Grammar(kind="json_schema", text=_encoded(schema, field), field=field)
-
-
-def _encoded(value: object, field: str = "structured_outputs") -> str:
     try:
-        return msgspec.json.encode(value).decode()
+        return Grammar(kind=kind, text=msgspec.json.encode(value).decode(), field=field)
     except RecursionError:
         raise RequestError(f"{field}: it has too many levels of brackets") from None
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise RequestError(f"structured_outputs: {shown(value)} is no text")
-    return value
-
-
-def _json_object(value: object) -> Grammar:
-    if value is not True:
-        raise RequestError(f"structured_outputs: json_object can only be true, not {shown(value)}")
-    return Grammar(kind="json_schema", text=ANY_OBJECT)
-
-
-def _choice(value: object) -> Grammar:
-    if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
-        raise RequestError(f"structured_outputs: choice is no list of texts, but {shown(value)}")
-    return Grammar(kind="choice", text=_encoded(value))
-
-
-def _structural_tag(value: object) -> Grammar:
-    tag = decode_object(value, "structured_outputs") if isinstance(value, str) else value
-    return Grammar(kind="structural_tag", text=_encoded(tag))
-
-
-READERS: dict[str, Callable[[object], Grammar]] = {
-    "json": _json,
-    "json_object": _json_object,
-    "regex": lambda value: Grammar(kind="regex", text=_text(value)),
-    "choice": _choice,
-    "grammar": lambda value: Grammar(kind="grammar", text=_text(value)),
-    "structural_tag": _structural_tag,
-}
