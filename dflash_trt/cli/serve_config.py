@@ -29,6 +29,8 @@ CONVERSION_LACKS = (
     "is_list", "as_json",
 )  # fmt: skip
 """Parameters that only write or check a configuration."""
+WRITTEN = ("settings", "output", "launcher", "image", "models", "replicas", "method", "host", "port")
+"""Parameters that only write one."""
 LIST = "dflash-trt serve-config --list"
 Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
 
@@ -122,7 +124,7 @@ def _write_or_check(parameters: dict[str, Any]) -> None:
     if request.cluster == "dynamo":
         refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
     if is_check:
-        refuse_given(("settings",), "is for a configuration that is written")
+        refuse_given(WRITTEN, "is for a configuration that is written")
         check_file(_request(CheckRequest, parameters), schema)
     else:
         write_configuration(request, schema)

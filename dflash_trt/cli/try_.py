@@ -17,7 +17,7 @@ import msgspec
 
 from dflash_trt.cli.completion import DEPLOYMENT, DRAFT, TARGET
 from dflash_trt.cli.deployment_source import read_deployment
-from dflash_trt.cli.doctor import GRACE_SECONDS, print_diagnosis
+from dflash_trt.cli.doctor import print_diagnosis
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json
 from dflash_trt.deploy.catalog import next_commands
@@ -149,9 +149,10 @@ def _compare(
 def _diagnose(url: str, seconds: float) -> Diagnosis:
     from dflash_trt.observe.diagnosis.diagnosis import diagnose
     from dflash_trt.observe.endpoints.client import Client
+    from dflash_trt.observe.trial.questions import ANSWER_SECONDS
 
     _say("asking doctor")
-    with Client(url, deadline_seconds=seconds + GRACE_SECONDS) as client:
+    with Client(url, deadline_seconds=seconds + ANSWER_SECONDS) as client:
         return diagnose(client, seconds=seconds)
 
 

@@ -49,6 +49,15 @@ def test_what_is_written_passes_the_check(runtime: str, tmp_path: Path, capsys: 
     assert f" against {PACKAGES[runtime]} {document['version']}" in verdict  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    "option",
+    [("--method", "mtp"), ("-o", "x"), ("--launcher", "slurm"), ("--host", "a"), ("--port", "1"), ("--set", "a=1")],
+)
+def test_a_check_refuses_what_only_writing_uses(option: tuple[str, str]) -> None:
+    with pytest.raises(click.UsageError, match=r"is for a configuration that is written"):
+        run_here("serve-config", "--check", LATENCY, "--runtime", "vllm", *option)
+
+
 def test_a_broken_file_exits_with_1_and_lists_everything(tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     document = yaml.safe_load(rendered(LATENCY.stem, "trtllm").text)

@@ -58,14 +58,15 @@ def test_a_figure_above_the_acceptance_length_is_no_result(tmp_path: Path) -> No
 def test_no_headline_of_the_shipped_run_is_above_its_acceptance_length() -> None:
     found = report(load_runs([FIXTURE]), seed=0)
     rows = [*found.workloads[0].sweep, *(row for task in found.tasks for row in task.rows)]
-    for figures in (each for row in rows for each in row.by_method.values()):
-        if figures.speedup is None or not figures.speedup.is_possible:
-            continue
-        assert figures.tau_of_drafting_passes is not None
-        assert figures.speedup.interval is not None
-        assert figures.speedup.interval[1] <= figures.tau_of_drafting_passes
-    for match in re.findall(r"(\d+\.\d+)x", " ".join(verdict(found))):
-        assert float(match) <= 3.32
+    compared = [each for row in rows for each in row.by_method.values() if each.speedup is not None]
+    taus = [each.tau_of_drafting_passes for each in compared if each.tau_of_drafting_passes is not None]
+    assert len(taus) == len(compared) > 0
+    for each, tau in zip(compared, taus, strict=True):
+        assert each.speedup is not None
+        assert each.speedup.interval is not None
+        assert not each.speedup.is_possible or each.speedup.interval[1] <= tau
+    headline = [float(match) for match in re.findall(r"(\d+\.\d+)x", " ".join(verdict(found)))]
+    assert max(headline) <= max(taus)
 
 
 def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:
