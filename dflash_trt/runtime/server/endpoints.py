@@ -14,18 +14,17 @@ from starlette.responses import Response
 
 from dflash_trt import __version__
 from dflash_trt.api.neutral_fields import IGNORED
-from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.server.answer.answer_logprobs import TokenTexts
 from dflash_trt.runtime.server.answer.bodies import Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.answer.event_stream import EventStream
-from dflash_trt.runtime.server.answer.generation import Generation, WholeAnswer
+from dflash_trt.runtime.server.answer.generation import Generation
 from dflash_trt.runtime.server.answer.inbox import Inbox
-from dflash_trt.runtime.server.answer.responses_answer import ResponseEvents, whole_response
+from dflash_trt.runtime.server.answer.responses_answer import ResponseStream, whole_response
 from dflash_trt.runtime.server.calls.tools import tool_format
 from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
-from dflash_trt.runtime.server.http_error import HttpError
+from dflash_trt.runtime.server.http_error import HttpError, StructResponse
 from dflash_trt.runtime.server.request.body import BodyReader
 from dflash_trt.runtime.server.request.decoding import decode_fields
 from dflash_trt.runtime.server.request.generation_request import (
@@ -39,7 +38,6 @@ from dflash_trt.runtime.server.request.messages import read_messages
 from dflash_trt.runtime.server.request.request_fields import TokenizeBody
 from dflash_trt.runtime.server.request.responses_request import chat_fields
 from dflash_trt.runtime.server.request.tokenizing import TokenizerPool
-from dflash_trt.runtime.server.responses import StructResponse
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
 from dflash_trt.runtime.server.telemetry.prometheus import ServerMetrics
 from dflash_trt.runtime.server.telemetry.tracing import Tracing
@@ -171,10 +169,8 @@ class Endpoints:
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.body.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(
-                    http_request.receive, self._prompt_ids(request, len(encoded), client)
+                    http_request.receive, self._prepare(request, len(encoded), client)
                 )
-            if (grammar := request.params.structured_outputs) is not None:
-                await cancel_on_disconnect(http_request.receive, self._compile(grammar))
             generation = Generation(
                 self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
@@ -186,12 +182,11 @@ class Endpoints:
                 generation.log_fields["ignored"] = " ".join(request.ignored)
                 headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
             if not request.body.stream:
-                whole = WholeAnswer()
-                generation.start(self._inbox, whole)
-                document = await cancel_on_disconnect(http_request.receive, whole.wait())
+                document = await cancel_on_disconnect(http_request.receive, generation.whole(self._inbox))
                 return StructResponse(whole_response(document) if is_response else document, headers=headers)
             stream = EventStream(headers)
-            generation.start(self._inbox, ResponseEvents(stream.put, stream.end) if is_response else stream)
+            sink = ResponseStream(stream.put, stream.end) if is_response else stream
+            generation.start(self._inbox, sink.put, sink.end)
             await cancel_on_disconnect(http_request.receive, stream.begin())
             stream.hold(admission.pop_all())
             return stream
@@ -200,20 +195,21 @@ class Endpoints:
     def _inbox(self) -> Inbox:
         return Inbox(asyncio.get_running_loop())
 
-    async def _compile(self, grammar: Grammar) -> None:
-        """Compiles a grammar, which is then kept for the request; RequestError for one that cannot be enforced."""
-        grammars = await asyncio.to_thread(lambda: self._backend.grammars)
-        await asyncio.wrap_future(grammars.submit(grammar))
-
-    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int, client: str) -> list[list[int]]:
+    async def _prepare(self, request: GenerationRequest, num_bytes: int, client: str) -> list[list[int]]:
+        """Token ids of the prompts; compiles the grammar, RequestError for one that cannot be enforced."""
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
             messages, kwargs = request.messages, request.template_kwargs
-            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
-        return [
-            await self._tokenizers.encode(prompt, client=client) if isinstance(prompt, str) else list(prompt)
-            for prompt in request.prompts
-        ]
+            ids = [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
+        else:
+            ids = [
+                await self._tokenizers.encode(prompt, client=client) if isinstance(prompt, str) else list(prompt)
+                for prompt in request.prompts
+            ]
+        if (grammar := request.params.structured_outputs) is not None:
+            grammars = await asyncio.to_thread(lambda: self._backend.grammars)
+            await asyncio.wrap_future(grammars.submit(grammar))  # it is kept for the request
+        return ids
 
 
 def _client(request: Request) -> str:

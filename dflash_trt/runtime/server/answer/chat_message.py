@@ -58,7 +58,8 @@ class MessageBuilder:
             content, calls = self._hermes.push(chunk.text, is_last=is_last)
         message = ChatMessage(role="assistant" if self._is_first else UNSET)
         self._is_first = False
-        if tool_calls := self._tool_calls(calls, is_delta=is_delta):
+        tool_calls = self._tool_calls(calls, is_delta=is_delta) if calls else []
+        if tool_calls:
             message.tool_calls = tool_calls
         if content or not is_delta:
             message.content = content or (None if tool_calls else "")

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,40 +32,6 @@ from dflash_trt.runtime.server.telemetry.request_span import RequestSpan
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.request import Request
-
-WHOLE: Literal["chat.completion"] = "chat.completion"
-CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-
-
-class Sink(Protocol):
-    """Takes the documents of an answer, on the event loop."""
-
-    def put(self, document: Document) -> None:
-        """Takes the next document."""
-
-    def end(self, error: Exception | None = None) -> None:
-        """Ends the answer, whole or with an error; no effect on one that has ended."""
-
-
-class WholeAnswer:
-    """The only document of an answer that is not streamed."""
-
-    def __init__(self) -> None:
-        self._document: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
-
-    def put(self, document: Document) -> None:
-        """Takes it."""
-        if not self._document.done():
-            self._document.set_result(document)
-
-    def end(self, error: Exception | None = None) -> None:
-        """Takes the error in its place."""
-        if error is not None and not self._document.done():
-            self._document.set_exception(error)
-
-    async def wait(self) -> Document:
-        """The document; raises the error."""
-        return await self._document
 
 
 class Generation:
@@ -118,16 +85,27 @@ class Generation:
             for ids, params in self._sequences
         )
 
-    def start(self, inbox: Inbox, sink: Sink) -> None:
-        """Submits all sequences; their answers go to `sink`, as one document or as events.
+    async def whole(self, inbox: Inbox) -> Document:
+        """The answer to a request without `stream`."""
+        answer: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
+
+        def end(error: Exception | None) -> None:
+            if error is not None and not answer.done():
+                answer.set_exception(error)
+
+        self.start(inbox, answer.set_result, end)
+        return await answer
+
+    def start(self, inbox: Inbox, put: Callable[[Document], None], end: Callable[[Exception | None], None]) -> None:
+        """Submits all sequences; `put` gets the documents of the answer, `end` then None or an error.
 
         Raises RequestError for an invalid request, and HttpError 503 while the server shuts down.
         """
-        self._sink = sink
+        self._put, self._end = put, end
         requests = []
         for index, (ids, params) in enumerate(self._sequences):
-            put = inbox.sender(partial(self._receive, index))
-            requests.append(self._backend.request(ids, params, put, incremental=self._request.body.stream))
+            receive = inbox.sender(partial(self._receive, index))
+            requests.append(self._backend.request(ids, params, receive, incremental=self._request.body.stream))
         try:
             for request in requests:
                 request.client = self._client
@@ -137,7 +115,7 @@ class Generation:
             raise self._explain(error) from None
 
     def cancel(self) -> None:
-        """Ends the sequences that are still running; nothing more goes to the sink."""
+        """Ends the sequences that are still running; nothing more is put."""
         self._is_over = True
         for request in self._running:
             self._backend.cancel(request)
@@ -150,9 +128,9 @@ class Generation:
                 raise item
             self._add(index, item)
         except EngineError as error:
-            self._sink.end(self._explain(error))
+            self._end(self._explain(error))
         except Exception as error:
-            self._sink.end(error)
+            self._end(error)
 
     def _explain(self, error: EngineError) -> Exception:
         """The error to report: 503 if the server has begun to shut down, else the failure itself, which is counted."""
@@ -176,8 +154,8 @@ class Generation:
             if not is_stream or self._request.stream_options.include_usage:
                 ordered = [self._whole[index] for index in sorted(self._whole)]
                 counts = usage(self._num_prompt_tokens, self._choices)
-                self._sink.put(self._document(ordered, counts, self._answer_metrics()))
-            self._sink.end()
+                self._put(self._document(ordered, counts, self._answer_metrics()))
+            self._end(None)
 
     def _put_event(self, choice: Choice, delta: TextChoice | ChatChoice) -> None:
         if not has_content(delta):
@@ -187,7 +165,7 @@ class Generation:
         if options.include_usage and options.continuous_usage_stats:
             counts = usage(len(self._sequences[choice.index][0]), [choice])
         is_last = self._num_open == 0 and not options.include_usage
-        self._sink.put(self._document([delta], counts, self._answer_metrics() if is_last else UNSET))
+        self._put(self._document([delta], counts, self._answer_metrics() if is_last else UNSET))
 
     def _finish(self, index: int, completion: Completion) -> None:
         self._num_open -= 1
@@ -207,7 +185,7 @@ class Generation:
         if self._request.is_chat:
             return ChatCompletion(
                 id=self._id, created=self._created, model=self._model, usage=usage, metrics=metrics, choices=choices,
-                object=CHUNK if self._request.body.stream else WHOLE,
+                object="chat.completion.chunk" if self._request.body.stream else "chat.completion",
             )  # fmt: skip
         return response_bodies.Completion(
             id=self._id, created=self._created, model=self._model, usage=usage, metrics=metrics, choices=choices
