@@ -42,7 +42,8 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_per_node: int = 8
     power_watts: int = 0
     """Limit of the board; 0: not known."""
-    source: str
+    sources: dict[str, str] = {}
+    """NVIDIA's documents and tools: of the memory, of all rates and the power, of the link."""
 
     @property
     def sm(self) -> str:
@@ -114,7 +115,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return GpuSpec(
             name=name, title=name, memory_bytes=round(self.memory * GIGA), compute_capability=_version(self.sm),
             memory_bandwidth=self.bandwidth * GIGA, bf16_flops=self.bf16 * TERA, fp8_flops=self.fp8 * TERA,
-            fp4_flops=self.fp4 * TERA, link_bandwidth=self.link * GIGA, source="gpu_facts",
+            fp4_flops=self.fp4 * TERA, link_bandwidth=self.link * GIGA,
         )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def parse_gpus(text: str, where: str, facts: GpuFacts | None = None) -> Gpus:
     """
     match = COUNTED.fullmatch(text.lower())
     if match is None:
-        raise ConfigError(f"{where}: expected a GPU and a count, like b300x8, found {shown(text)}")
+        raise ConfigError(f"{where}: expected a GPU and a count, like b300x8, found {shown(text)}", hint=_counted(text))
     name, number = match["name"] or match["last"], match["number"] or match["first"]
     gpu, count = facts.spec(name) if facts else known_gpu(name, where), int(number)
     most, nodes = gpu.gpus_per_node, gpu.gpus_per_node * MAX_NODES
@@ -148,6 +149,10 @@ def parse_gpus(text: str, where: str, facts: GpuFacts | None = None) -> Gpus:
             f"{where}: expected at most {most} GPUs (one node), or whole nodes up to {nodes}, found {shown(text)}"
         )
     return Gpus(gpu, count)
+
+
+def _counted(text: str) -> str:
+    return f"{text.lower()}x1 is one of them" if text.lower() in known_gpus() else "8xb300 and B300x8 are the same"
 
 
 def _version(sm: float) -> tuple[int, int]:
