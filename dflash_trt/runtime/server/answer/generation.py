@@ -79,9 +79,7 @@ class Generation:
         num_step_tokens = 2 * self._backend.num_draft_tokens + 1 if self._request.body.return_steps else 0
         longest = self._backend.max_length
         return sum(
-            answer_bytes(
-                len(ids), msgspec.structs.replace(params, max_tokens=min(params.max_tokens, longest)), num_step_tokens
-            )
+            answer_bytes(len(ids), min(params.max_tokens, longest), params, num_step_tokens)
             for ids, params in self._sequences
         )
 

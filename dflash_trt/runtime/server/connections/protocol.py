@@ -81,7 +81,7 @@ class Protocol(H11Protocol):
 
         h11 keeps no count of such a body, so its chunk is written here at a sixth of the cost.
         """
-        if self.flow.write_paused or self.cycle.disconnected:
+        if self.flow.write_paused or self.cycle.disconnected or self.transport.is_closing():
             return False
         is_chunked = self.conn.their_http_version == b"1.1"
         self.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if is_chunked else part)
