@@ -16,14 +16,15 @@ Put = Callable[[Chunk | Exception], None]
 
 def chunk_reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
     """Listener that puts what each report adds, or all of it at the end."""
-    sent = sent_steps = sent_times = 0
+    sent = sent_passes = sent_times = 0
 
     def on_progress(request: Request) -> None:
-        nonlocal sent, sent_steps, sent_times
+        nonlocal sent, sent_passes, sent_times
         if not incremental and request.finished is None:
             return
         new = slice(sent, len(request.token_ids))
-        steps, emitted = request.steps[sent_steps:], request.emitted[sent_times:]
+        steps, sent_passes = request.passes.steps_from(sent_passes, request.token_ids, max(1, sent))
+        emitted = request.emitted[sent_times:]
         text = "" if request.text is None else request.text.next_text()
         try:
             chunk = Chunk(
@@ -40,7 +41,7 @@ def chunk_reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
             put(error)
         else:
             put(chunk)
-        sent, sent_steps, sent_times = new.stop, sent_steps + len(steps), sent_times + len(emitted)
+        sent, sent_times = new.stop, sent_times + len(emitted)
 
     return on_progress
 

@@ -48,7 +48,7 @@ def run_script(pair: ModelRunner, plain: ModelRunner) -> dict[str, torch.Tensor]
     last = _prefill(pair, answers)
     for step in range(3):
         slots = sorted(last)
-        proposals = [drafted.token_ids for drafted in pair.draft(slots, [last[slot] for slot in slots], 7)]
+        proposals = [drafted.token_ids for drafted in pair.draft(slots, [last[slot] for slot in slots], 7)()]
         answers[f"proposals {step}"] = torch.tensor(proposals)
         drafts = dict(zip(slots, proposals, strict=True))
         # Each slot verifies another number of proposals, and commits another number of tokens.
