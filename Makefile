@@ -93,9 +93,8 @@ lint: docs  ## ruff, mypy, the links of the docs and the subjects of commits
 	@git log --no-merges --format=%s c0bb62a.. 2>/dev/null | awk 'length > 60 || !/^[a-z][a-z0-9_,\/ -]*: ./ \
 	{ print "commit subject: expected \"area: imperative\", at most 60 characters, found: " $$0; bad = 1 } END { exit bad }'
 
-docs: export NO_MKDOCS_2_WARNING = 1
-docs: $(TOOLS)  ## the docs as a site in build/site; a broken link fails
-	$(BIN)/mkdocs build --strict
+docs: $(TOOLS)  ## the docs as a site in build/site, with references made from the code; a broken link fails
+	$(BIN)/python -m tools.site build/docs && $(BIN)/zensical build --strict
 
 catalog: $(INSTALLED)  ## write docs/checkpoints.md from the catalogue's data
 	$(BIN)/python -m tools.catalog_page docs/checkpoints.md

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dflash_trt.api.backend import Chunk as Chunk
     from dflash_trt.api.completion import Completion as Completion
+    from dflash_trt.api.sampling_params import Grammar as Grammar
     from dflash_trt.api.sampling_params import SamplingParams as SamplingParams
     from dflash_trt.errors import DFlashError as DFlashError
     from dflash_trt.errors import RequestError as RequestError
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "Chunk", "Completion", "DFlashError", "RequestError", "SamplingParams", "__version__", "spec_generate",
+    "LLM", "Chunk", "Completion", "DFlashError", "Grammar", "RequestError", "SamplingParams", "__version__",
+    "spec_generate",
 ]  # fmt: skip
 
 # Before onnxruntime is imported: findings/onnxruntime_import_writes_a_device_id.sh
@@ -28,6 +30,7 @@ _HOMES = {
     "Chunk": "api.backend",
     "Completion": "api.completion",
     "DFlashError": "errors",
+    "Grammar": "api.sampling_params",
     "RequestError": "errors",
     "SamplingParams": "api.sampling_params",
     "spec_generate": "runtime.spec_generate",

@@ -60,8 +60,8 @@ class LLM(AbstractContextManager["LLM", None]):
     def __init__(self, arguments: LLMArguments) -> None:
         """Loads both models. `engine` chooses what runs them:
 
-        * an engine directory, or a draft checkpoint, whose engine is then built in the cache (`built_engine`): the
-          embedded runtime;
+        * an engine directory, or a draft or target, whose engine is then built in the cache (`engine_of`): the embedded
+          runtime;
         * a deployment, by file or name: TensorRT-LLM, whose ranks are then spawned. Its file has the settings; the only
           other one is draft_length=0, which decodes without the drafter.
 
@@ -157,13 +157,10 @@ def _open(engine: str, target: str | None, options: RuntimeOptions) -> EmbeddedB
         from dflash_trt.trtllm.llm_backend import open_deployment
 
         return open_deployment(config, target, _deployed_method(config, options))
-    from dflash_trt.runtime.cached_engine import built_engine, is_checkpoint
+    from dflash_trt.runtime.cached_engine import engine_of
     from dflash_trt.runtime.load import open_engine  # it loads transformers: seconds
 
-    directory: str | Path = engine
-    if is_checkpoint(engine, target):
-        directory, target = built_engine(engine, target)
-    return open_engine(directory, target, options)
+    return open_engine(*engine_of(engine, target), options)
 
 
 def _deployed_method(config: Path, options: RuntimeOptions) -> Method:

@@ -17,7 +17,6 @@ import pytest
 
 from dflash_trt.cli import cli
 from dflash_trt.cli.failure import EXTRAS
-from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -29,7 +28,7 @@ def substitutes() -> dict[str, Path]:
     """Replacements for the names in the examples: fixture pairs, as an engine and as a draft."""
     target = FIXTURES / "tiny-qwen3"
     return {
-        '"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': target,
+        '"tests/fixtures/tiny-qwen3-dflash"': FIXTURES / "tiny-qwen3-dflash", '"tests/fixtures/tiny-qwen3"': target,
         '"z-lab/Qwen3-8B-DFlash-b16"': FIXTURES / "tiny-qwen3-dflash", '"Qwen/Qwen3-8B"': target,
     }  # fmt: skip
 
@@ -159,6 +158,7 @@ def test_walkthrough_up_to_the_gpu(tmp_path: Path) -> None:
 DOCUMENTS = [
     *(REPOSITORY / file for file in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
     REPOSITORY / ".github" / "CONTRIBUTING.md",
+    REPOSITORY / "SECURITY.md",
     REPOSITORY / "tests" / "README.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.checkpoint.draft_spec import BlockConv, MarkovHead, SelectorSizes
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.bands import Band, vary
@@ -32,6 +33,11 @@ UNITS: dict[Quantity, str] = {
     "gpu-best": "tokens/s/GPU", "pareto": "x plain, per GPU", "pareto-eagle3": "x EAGLE-3, per GPU",
 }  # fmt: skip
 MAX_BATCH = 1024
+HEADS: dict[str, dict[str, object]] = {
+    "DFlash2": {"block_conv": BlockConv(kernel_size=2, group_size=16),
+                "candidate_selector": SelectorSizes(rank=256, top_k=16)},
+    "DSpark": {"markov_head": MarkovHead(rank=256, confidence=True)},
+}  # fmt: skip
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 PAGE = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 
@@ -41,9 +47,11 @@ def system_of(published: PublishedPoint) -> System:
     target = msgspec.structs.replace(
         target_shape(published.target), weight_bits=published.weight_bits, head_bits=published.head_bits
     )
+    head = {"vocab_size": target.vocab_size, **HEADS[published.head]} if published.head else {}
+    draft = published.draft and draft_shape(published.draft, published.algorithm, published.runtime, **head)
     return System(
         target=target,
-        draft=None if published.draft is None else draft_shape(published.draft, published.algorithm, published.runtime),
+        draft=draft or None,
         eagle3=eagle3_shape(target),
         gpu=known_gpu(published.gpu),
         gpu_memory_bytes=0,
@@ -132,12 +140,14 @@ def table(points: Compared, *, held_out: bool) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     within: dict[str, list[bool]] = {}
+    in_range = []
     for published, band in points:
         if (published.use == "held out") != held_out:
             continue
         error = error_of(published, band.value)
         if (near := is_near(published, band.value)) is not None:
             within.setdefault(published.use, []).append(near)
+            in_range.append(band.low <= published.published <= band.high)
         note = published.source + (f". **Missing**: {published.missing}" if published.missing else "")
         bound = {"": "", "at least": "> ", "at most": "< "}[published.bound]
         lines.append(
@@ -146,7 +156,8 @@ def table(points: Compared, *, held_out: bool) -> str:
             f" {error:+.0%}{'; a bound, not counted' if published.bound else ''} | {published.use} | {note} |"
         )
     counts = [f"{sum(held)} of {len(held)} {use}" for use, held in sorted(within.items())]
-    return "\n".join([*lines, "", f"Within {AIM:.0%}: {', '.join(counts)}."])
+    ranges = f"inside the range: {sum(in_range)} of {len(in_range)}"
+    return "\n".join([*lines, "", f"Within {AIM:.0%}: {', '.join(counts)}; {ranges}."])
 
 
 def held_out(points: Compared) -> list[HeldOut]:

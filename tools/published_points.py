@@ -42,6 +42,10 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_bytes: int = 2
     algorithm: str = ""
     """Quantisation of the drafter's layers."""
+    kind: str = ""
+    """Name of the kind of draft, if not the method's."""
+    head: Literal["", "DFlash2", "DSpark"] = ""
+    """Head that the draft has beyond DFlash's, priced with its usual sizes."""
     user_rate: float = 0
     """Tokens/s of a user, for pareto quantities."""
     bound: Literal["", "at least", "at most"] = ""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from dflash_trt.api.fields import Bounds, checked_number, descriptions, number_fields, refusal
+from dflash_trt.api.known_settings import KnownSettings
 from dflash_trt.errors import MissingDependencyError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -23,7 +24,7 @@ MAX_SIZE = 2**31 - 1
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
 
 
-class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one runtime; raises RequestError, with the field's name, for an invalid value."""
 
     max_batch_size: Annotated[
@@ -56,7 +57,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "auto"
     dtype: Annotated[
         Dtype,
-        Meta(description="Type that the target is computed in; auto: float32; bfloat16 needs a BF16 checkpoint."),
+        Meta(description="Type to compute the target in; auto: on a GPU the checkpoint's own, on a CPU float32."),
     ] = "auto"
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from dflash_trt import _C
 from dflash_trt.api.fields import Bounds, checked_number, is_integer, number_fields, refusal
+from dflash_trt.api.known_settings import KnownSettings
 from dflash_trt.errors import RequestError
 
 LARGEST_PENALTY = 1e6
@@ -30,7 +31,7 @@ DEFAULT_CHAT_TOKENS = 4096
 """Limit of a server's chat that names no max_tokens: a request reserves cache for all that it may generate."""
 
 
-class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplerSettings(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a token is drawn: command line, server, traces, Triton, Dynamo and TensorRT-LLM take each of these fields."""
 
     temperature: Annotated[

@@ -13,6 +13,7 @@ import click
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.cli.bench_options import Concurrencies, Goodput, KeyValue
 from dflash_trt.cli.completion import TARGET
+from dflash_trt.cli.config_file import config_option
 from dflash_trt.cli.options import PATH, json_option, options, refuse_given
 from dflash_trt.cli.output import resumable
 from dflash_trt.files.command import quoted
@@ -62,6 +63,7 @@ from dflash_trt.files.command import quoted
     click.option("--aiperf", type=PATH, help="AIPerf's program. Default: aiperf on PATH."),
     click.option("-o", "--output", required=True, type=PATH, help="Run to write or resume."),
     click.option("--dry-run", is_flag=True, help="Show what would be measured; send no prompt and write nothing."),
+    config_option,
     json_option,
 )  # fmt: skip
 def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:

@@ -15,7 +15,13 @@ import click
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.cli.options import ENGINE_OR_DEPLOYMENT, engine_target_option, options, take_template, template_options
+from dflash_trt.cli.options import (
+    ENGINE_ID_OR_DEPLOYMENT,
+    engine_target_option,
+    options,
+    take_template,
+    template_options,
+)
 from dflash_trt.cli.settings import refuse_runtime_options, runtime_options, sampling_options, take_runtime_options
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import RequestError, printable
@@ -39,7 +45,7 @@ HELP = "/help shows the commands, /quit ends, Ctrl-C stops an answer"
 
 
 @click.command(short_help="Talk to an engine in the terminal.")
-@click.argument("engine", type=ENGINE_OR_DEPLOYMENT)
+@click.argument("engine", type=ENGINE_ID_OR_DEPLOYMENT)
 @options(
     engine_target_option,
     click.option("--system", metavar="TEXT", help="System message that begins the conversation."),
@@ -50,8 +56,8 @@ HELP = "/help shows the commands, /quit ends, Ctrl-C stops an answer"
 def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
     """Talk to ENGINE in the target's chat template; /help shows the commands.
 
-    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which runs in TensorRT-LLM's LLM
-    API on this machine's GPUs.
+    ENGINE is an engine directory, or the repository id of a draft or target of the catalogue, which run here, or a
+    deployment, by file or name, which runs in TensorRT-LLM's LLM API on this machine's GPUs.
 
     If stdin is not a terminal, all of it is one message, and only the answer goes to stdout. After each answer, tokens,
     tau, tokens/s and whether it was cut go to stderr.
@@ -86,9 +92,10 @@ def _prepared(
         from dflash_trt.trtllm.llm_backend import deployment_tokenizer, open_deployment
 
         return deployment_tokenizer(config, target), lambda: open_deployment(config, target, "dflash")
+    from dflash_trt.runtime.cached_engine import engine_of
     from dflash_trt.runtime.checked_pair import CheckedPair
 
-    pair = CheckedPair.read(engine, target)
+    pair = CheckedPair.read(*engine_of(str(engine), target))
 
     def open_backend() -> Backend:
         from dflash_trt.runtime.load import open_embedded  # it loads torch: seconds

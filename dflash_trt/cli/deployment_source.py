@@ -13,7 +13,7 @@ from dflash_trt.deploy.catalog import known_deployments, known_pair
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.finding import ERROR, Finding
-from dflash_trt.deploy.gpus import GpuFacts
+from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.resolve import draft_deployment, resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.errors import ConfigError, printable
@@ -48,7 +48,8 @@ def read_deployment(
         )
     if draft is not None:
         raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
-    file = draft_deployment(named, target=target, gpus=gpus, gpu_facts=gpu_facts)
+    counted = str(parse_gpus(gpus, "--gpus", gpu_facts))
+    file = draft_deployment(named, target=target, gpus=counted, gpu_facts=gpu_facts)
     return resolve(file, Path(source).resolve().name if is_here else Path(named).name, target=asked)
 
 

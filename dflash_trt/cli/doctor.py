@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from dflash_trt.cli.completion import ENGINE_OR_URL
+from dflash_trt.cli.config_file import config_option
 from dflash_trt.cli.doctor_findings import print_findings
 from dflash_trt.cli.options import PATH, json_option, refuse_given
 from dflash_trt.cli.output import print_json, print_table, print_tables
@@ -34,6 +35,7 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic as of 
         return str(value)
 
 
+ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}(?:/\S*)?", re.ASCII)
 DURATION = DurationType()
 OF_PROMETHEUS = ("match", "window_length", "against")
 OF_PROMPTS = frozenset(("long_tokens", "no_load"))
@@ -102,6 +104,7 @@ PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 @click.option("--match", default="", metavar="LABELS", help="With --prometheus: the servers, as 'job=\"NAME\"'.")
 @click.option("--window", "window_length", type=DURATION, help="With --prometheus: the traffic judged.  [default: 1h]")
 @click.option("--against", type=DURATION, help="With --prometheus: compare with that so long ago.  [default: 1d]")
+@config_option
 @json_option
 def doctor(
     subject: str | None, ranks: bool, as_json: bool, passive: bool, prometheus: str | None, **options: Any
@@ -115,7 +118,7 @@ def doctor(
     \b
     Example:
       dflash-trt doctor
-      dflash-trt doctor http://localhost:8000
+      dflash-trt doctor localhost:8000
       dflash-trt doctor http://localhost:8000 --json > healthy.json
       dflash-trt doctor http://localhost:8000 --baseline healthy.json
       dflash-trt doctor http://localhost:8000 --passive --expect-tau 4.2
@@ -133,6 +136,8 @@ def doctor(
         watch_prometheus(prometheus, as_json, **shared, **of_prometheus)
         return
     refuse_given(of_prometheus, "is for --prometheus URL")
+    if subject is not None and not ranks and ADDRESS.fullmatch(subject):
+        subject = f"http://{subject}"
     if subject is not None and "://" in subject and not ranks:
         if passive:
             from dflash_trt.cli.doctor_passive import watch_endpoint

@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.options import (
-    ENGINE_OR_DEPLOYMENT,
+    ENGINE_ID_OR_DEPLOYMENT,
     PATH,
     chat_options,
     engine_target_option,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Decode prompts with the drafter.")
-@click.argument("engine", type=ENGINE_OR_DEPLOYMENT)
+@click.argument("engine", type=ENGINE_ID_OR_DEPLOYMENT)
 @click.argument("prompt", required=False)
 @options(
     engine_target_option,
@@ -53,8 +53,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Decode PROMPT, or the prompts of --token-ids, with a drafter.
 
-    ENGINE is an engine directory, which runs here, or a deployment, by file or name, which runs in TensorRT-LLM's LLM
-    API on this machine's GPUs.
+    ENGINE is an engine directory, or the repository id of a draft or target of the catalogue, which run here, or a
+    deployment, by file or name, which runs in TensorRT-LLM's LLM API on this machine's GPUs.
 
     \b
     Example:
@@ -82,12 +82,13 @@ def generate(
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions, num_ranks: int) -> None:
     """Decodes with an engine directory in the embedded runtime."""
+    from dflash_trt.runtime.cached_engine import engine_of
     from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.ranks.join import join
 
     with join(num_ranks, options.device) as ranks:
-        pair = CheckedPair.read(engine, target)
+        pair = CheckedPair.read(*engine_of(str(engine), target))
         job.encode(pair.tokenizer)
         for ids in job.prompts:
             check_prompt(ids, job.params.max_tokens, pair.manifest.draft, pair.target.spec)

@@ -28,23 +28,25 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "
 
 
 class EnginePath(click.Path):
-    """An engine directory, or with `takes_deployments` a deployment; a repository has yet to be built."""
+    """An engine directory; with `takes_deployments` also a deployment, with `takes_ids` a repository to be built."""
 
-    def __init__(self, *, takes_deployments: bool = False) -> None:
+    def __init__(self, *, takes_deployments: bool = False, takes_ids: bool = False) -> None:
         super().__init__(path_type=Path)
-        self._takes_deployments = takes_deployments
+        self._takes_deployments, self._takes_ids = takes_deployments, takes_ids
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         if not self._takes_deployments:
             refuse_deployment(value)
         elif deployment_path(str(value)) is not None:
             return super().convert(value, parameter, context)
-        if not Path(value).exists() and (commands := next_commands(str(value))):
+        if not self._takes_ids and not Path(value).exists() and (commands := next_commands(str(value))):
             raise EngineError(f"{value} is a repository, not an engine directory", hint=commands)
         return super().convert(value, parameter, context)
 
 
 ENGINE = EnginePath()
+ENGINE_OR_ID = EnginePath(takes_ids=True)
+ENGINE_ID_OR_DEPLOYMENT = EnginePath(takes_deployments=True, takes_ids=True)
 ENGINE_OR_DEPLOYMENT = EnginePath(takes_deployments=True)
 
 

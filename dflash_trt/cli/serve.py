@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, tp_option
+from dflash_trt.cli.completion import DRAFT
+from dflash_trt.cli.config_file import config_option
+from dflash_trt.cli.options import ENGINE_OR_ID, PATH, drain_option, engine_target_option, options, tp_option
 from dflash_trt.cli.settings import runtime_options
+from dflash_trt.deploy.catalog import needs_thinking_off
 
 if TYPE_CHECKING:
     from dflash_trt.engine.manifest import Manifest
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.server.endpoints import Endpoints
 
 MAX_BODY_MIB = 1024
+NO_THINKING = '"chat_template_kwargs": {"enable_thinking": false}'
 
 
 def _check_body_size(context: click.Context, option: click.Parameter, mib: float) -> float:
@@ -31,12 +35,15 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
 
 
 @click.command(short_help="Serve an engine over HTTP with the OpenAI API.")
-@click.argument("engine", type=ENGINE)
+@click.argument("engine", type=ENGINE_OR_ID)
 @options(
     engine_target_option,
+    click.option("--draft", type=DRAFT,
+                 help="Draft of ENGINE, which is then a target: directory or repository id. Its engine is built once."),
+    config_option,
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."),
-    click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory."),
+    click.option("--served-model-name", metavar="NAME", help="Default: the engine directory's name, or the target's."),
     click.option("--api-key-file", type=PATH, help="File of API keys, one per line; requests then need one."),
     click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Allowed CORS origin; may be repeated."),
     click.option("--allowed-host", multiple=True, metavar="NAME",
@@ -55,20 +62,26 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
                       "OTEL_EXPORTER_OTLP_ENDPOINT says."),
 )  # fmt: skip
 def serve(
-    engine: Path, target: str | None, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,
-    allow_origin: tuple[str, ...], allowed_host: tuple[str, ...], max_waiting: int, max_body_mib: float,
-    max_answer_mib: int, num_ranks: int, drain_seconds: int, otlp_traces_endpoint: str | None, **settings: Any,
+    engine: Path, target: str | None, draft: str | None, host: str, port: int, served_model_name: str | None,
+    api_key_file: Path | None, allow_origin: tuple[str, ...], allowed_host: tuple[str, ...], max_waiting: int,
+    max_body_mib: float, max_answer_mib: int, num_ranks: int, drain_seconds: int, otlp_traces_endpoint: str | None,
+    **settings: Any,
 ) -> None:  # fmt: skip
-    """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
+    """Serve ENGINE with the OpenAI API, metrics, and a page that shows how it decodes.
 
-    A deployment is served by TensorRT-LLM, vLLM or SGLang: `dflash-trt serve-config`.
+    ENGINE is an engine directory, or the repository id of a target or draft: the catalogue has the other, and the
+    engine is built once, unquantised, in ~/.cache/dflash-trt/engines ($XDG_CACHE_HOME). A deployment is served by
+    TensorRT-LLM, vLLM or SGLang: `dflash-trt serve-config`.
 
     \b
     Example:
       dflash-trt serve engine --api-key-file keys.txt
+      dflash-trt serve Qwen/Qwen3-8B
     """
     from dflash_trt.api.runtime_options import RuntimeOptions
+    from dflash_trt.checkpoint.source import checkpoint_label
     from dflash_trt.errors import EngineError
+    from dflash_trt.runtime.cached_engine import engine_of
     from dflash_trt.runtime.load import open_engine
     from dflash_trt.runtime.ranks.join import join
     from dflash_trt.runtime.server.access import ApiKeys
@@ -83,21 +96,26 @@ def serve(
     with ExitStack() as stack:
         ranks = stack.enter_context(join(num_ranks, runtime.device))
         if ranks.rank > 0:
-            open_engine(engine, target, runtime, ranks)  # follows rank 0, which serves
+            open_engine(*engine_of(str(engine), target, draft), runtime, ranks)  # follows rank 0, which serves
         stack.enter_context(exit_on_sigterm())
         listening = stack.enter_context(bind(host, port))  # a port in use is reported before the target is loaded
         connection_limit = max_connections()
         tracing = open_tracing(otlp_traces_endpoint)
+        given, (engine, target) = engine, engine_of(str(engine), target, draft)
+        if engine != given:
+            _say(f"engine: {engine}")
         _say(f"loading {target or engine}")
         from dflash_trt.runtime.server.endpoints import Endpoints
 
         with closing(open_engine(engine, target, runtime, ranks)) as backend:
             gc.collect()
             gc.freeze()  # a full collection over the loaded model takes 0.2 s
-            name = served_model_name or engine.resolve().name
+            name = served_model_name or (engine.resolve().name if engine == given else checkpoint_label(str(target)))
             max_bytes = int(max_body_mib * 2**20)
             names = _names(engine, backend.session.manifest, target)
             _say(backend.session.target.summary)
+            if needs_thinking_off(names["draft"]):
+                _say(f"{names['draft']} was trained on answers without thinking: {NO_THINKING} in requests")
             endpoints = Endpoints(
                 backend,
                 name,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT
 from dflash_trt.deploy.deployment_file import METHODS, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
 from dflash_trt.deploy.schema import PACKAGES, load_schema
+from dflash_trt.errors import ConfigError
 
 LAUNCHERS = ("slurm", "kubernetes")
 CONVERSION_LACKS = (
@@ -27,6 +29,9 @@ CONVERSION_LACKS = (
     "is_list", "as_json",
 )  # fmt: skip
 """Parameters that only write or check a configuration."""
+WRITTEN = ("settings", "output", "launcher", "image", "models", "replicas", "method", "host", "port")
+"""Parameters that only write one."""
+LIST = "dflash-trt serve-config --list"
 Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
 
 
@@ -59,7 +64,12 @@ Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
               help="Port that the server binds.")  # fmt: skip
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
               help="Argument of the runtime, or sbatch. or kubernetes.OPTION=VALUE, over what is written.")  # fmt: skip
-@click.option("--list", "is_list", is_flag=True, help="Print the deployments that come with dflash-trt, and stop.")
+@click.option(
+    "--list",
+    "is_list",
+    is_flag=True,
+    help="Print the shipped deployments, all or those that match SOURCE: qwen3*h200.",
+)
 @click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, except those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(**parameters: Any) -> None:
@@ -74,7 +84,7 @@ def serve_config(**parameters: Any) -> None:
 
     \b
     Example:
-      dflash-trt serve-config --list
+      dflash-trt serve-config --list qwen3
       dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm -o serve.yaml
       dflash-trt serve-config --from eagle3.sh --draft z-lab/Qwen3-8B-DFlash-b16 > dflash.sh
     """
@@ -82,9 +92,8 @@ def serve_config(**parameters: Any) -> None:
         refuse_given(CONVERSION_LACKS, "has no use with --from, which keeps all that it does not have to change")
         convert_command(_request(ConversionRequest, parameters))
     elif parameters["is_list"]:
-        if any(parameters[name] is not None for name in ("source", "file", "runtime_name")):
-            raise click.UsageError("--list shows all deployments: no SOURCE, no --check, no --runtime")
-        _print_list(parameters["as_json"])
+        refuse_given(("file", "runtime_name"), "has no use with --list")
+        _print_list(parameters["source"], parameters["as_json"])
     else:
         _write_or_check(parameters)
 
@@ -98,7 +107,8 @@ def _write_or_check(parameters: dict[str, Any]) -> None:
     if parameters["runtime_name"] is None:
         if parameters["source"] is not None:
             deployment_path(parameters["source"])  # an error for the beginning of several names
-        raise click.MissingParameter(param_hint="'--runtime'", param_type="option")
+        option = next(each for each in click.get_current_context().command.params if each.name == "runtime_name")
+        raise click.MissingParameter(param=option, ctx=click.get_current_context())
     request, is_check = _request(WriteRequest, parameters), parameters["file"] is not None
     if request.cluster == "dynamo" and request.launcher is not None:
         raise click.UsageError("--launcher: none for a dynamo runtime, which Dynamo's operator starts")
@@ -114,15 +124,21 @@ def _write_or_check(parameters: dict[str, Any]) -> None:
     if request.cluster == "dynamo":
         refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
     if is_check:
-        refuse_given(("settings",), "is for a configuration that is written")
+        refuse_given(WRITTEN, "is for a configuration that is written")
         check_file(_request(CheckRequest, parameters), schema)
     else:
         write_configuration(request, schema)
 
 
-def _print_list(as_json: bool) -> None:
+def _print_list(pattern: str | None, as_json: bool) -> None:
+    """The shipped deployments whose name, target or draft contains `pattern`, or matches it with wildcards."""
     files = shipped_deployments()
     listed = {name: load_deployment(file) for name, file in files.items()}
+    if pattern is not None:
+        words = {name: f"{name} {file.target} {file.draft}".lower() for name, file in listed.items()}
+        listed = {name: file for name, file in listed.items() if fnmatch(words[name], f"*{pattern.lower()}*")}
+        if not listed:
+            raise ConfigError(f"no deployment that comes with dflash-trt matches {pattern}", hint=f"{LIST} shows all")
     if as_json:
         entries = [
             {"name": name, "file": str(files[name]), **msgspec.to_builtins(file)} for name, file in listed.items()

@@ -17,11 +17,11 @@ import msgspec
 
 from dflash_trt.cli.completion import DEPLOYMENT, DRAFT, TARGET
 from dflash_trt.cli.deployment_source import read_deployment
-from dflash_trt.cli.doctor import GRACE_SECONDS, print_diagnosis
+from dflash_trt.cli.doctor import print_diagnosis
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json
 from dflash_trt.deploy.catalog import next_commands
-from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.deployment_file import METHODS, Method
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.errors import ConfigError, EndpointError, printable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 THREADS = "OMP_NUM_THREADS"
 NAMES: dict[Method, str] = {
     "none": "the plain server", "dflash": "the server with DFlash", "eagle3": "the server with EAGLE-3",
-    "mtp": "the server with MTP",
+    "mtp": "the server with MTP", "ngram": "the server with n-grams",
 }  # fmt: skip
 
 
@@ -48,8 +48,8 @@ NAMES: dict[Method, str] = {
 )
 @click.option("--target", type=TARGET, help="Target, in place of what DEPLOYMENT or ENGINE names.")
 @click.option("--draft", type=DRAFT, help="Draft, in place of what DEPLOYMENT names.")
-@click.option("--against", type=click.Choice(["none", "eagle3", "mtp"]), default="none", show_default=True,
-              help="What DFlash is compared with; for a deployment.")  # fmt: skip
+@click.option("--against", type=click.Choice([each for each in METHODS if each != "dflash"]), default="none",
+              show_default=True, help="What DFlash is compared with; for a deployment.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(min=10), default=110.0, show_default=True,
               help="Time for the questions, and for doctor's.")  # fmt: skip
 @json_option
@@ -149,9 +149,10 @@ def _compare(
 def _diagnose(url: str, seconds: float) -> Diagnosis:
     from dflash_trt.observe.diagnosis.diagnosis import diagnose
     from dflash_trt.observe.endpoints.client import Client
+    from dflash_trt.observe.trial.questions import ANSWER_SECONDS
 
     _say("asking doctor")
-    with Client(url, deadline_seconds=seconds + GRACE_SECONDS) as client:
+    with Client(url, deadline_seconds=seconds + ANSWER_SECONDS) as client:
         return diagnose(client, seconds=seconds)
 
 

@@ -15,6 +15,7 @@ from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.number_formats import FP8, NVFP4
 from dflash_trt.deploy.gpus import DATA
+from dflash_trt.deploy.own_gpus import own_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.json_file import package_data
@@ -122,6 +123,11 @@ def known_draft(draft: str) -> KnownDraft | None:
     return next((each for each in catalog().drafts if each.draft.lower() == draft.lower()), None)
 
 
+def needs_thinking_off(draft: str | None) -> bool:
+    """Whether a draft was trained on answers without thinking, by the catalogue: others it predicts poorly."""
+    return draft is not None and (known := known_draft(draft)) is not None and known.mode == "without thinking"
+
+
 def drafts_for(target: str) -> tuple[KnownDraft, ...]:
     """The known drafts of a target, or else of the one whose copy it is by its name (as of a quantised target)."""
     known = catalog().drafts
@@ -153,7 +159,10 @@ def next_commands(name: str) -> str | None:
         return None
     commands = [f"here: dflash-trt build {pair[0].draft} --target {pair[1]} -o engine"]
     if deployments := known_deployments(name):
-        commands.append(f"on a GPU machine: dflash-trt serve-config {deployments[0]} --runtime RUNTIME -o FILE")
+        own = own_gpu()
+        fitting = [each for each in deployments if own is not None and f".{own.name}x" in each]
+        chosen = f"{fitting[0]} --runtime vllm -o FILE" if fitting else f"--list {name}"
+        commands.append(f"on a GPU machine: dflash-trt serve-config {chosen}")
     return "; ".join(commands)
 
 

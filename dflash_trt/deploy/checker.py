@@ -13,7 +13,7 @@ from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.catalog_rules import CATALOG_RULES
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, method
-from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
+from dflash_trt.deploy.rules.choice_rules import chat_mode, choices, packed_weights, parsers, release, unchecked_method
 from dflash_trt.deploy.rules.quantized_rules import quantized_draft
 from dflash_trt.deploy.rules.target_rules import MODEL_RULES, remote_code
 from dflash_trt.deploy.schema import Schema
@@ -49,6 +49,7 @@ def check(config: CheckedConfig) -> list[Finding]:
         *dflash_rules,
         choices,
         parsers,
+        chat_mode,
     ):
         findings += rule(config)
     return findings

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
@@ -18,7 +19,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that choices depend on; None if unknown."""
 
     method: str | None = "dflash"
-    """dflash, eagle3, mtp or another's own name; None for plain decoding."""
+    """dflash, eagle3, mtp, ngram or another's own name; None for plain decoding."""
     reuses_prefixes: bool | None = None
     """Whether the deployment asks for a prefix cache, or for none."""
     cache_layout: str | None = None
@@ -26,6 +27,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int | None = None
     decode_tokens: int | None = None
     """Tokens of a step in which every request verifies all drafts."""
+    graph_tokens: int = 512
+    """Tokens of the largest CUDA graph that vLLM captures of its own accord."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +44,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is a variable of the environment."""
     is_least: bool = False
     """Whether larger values are as good; an unset one is then left to the runtime."""
-    is_default: bool = False
-    """Whether it is the runtime's default, which is not written."""
+    is_default: Callable[[Circumstances], bool] = lambda _: False
+    """Whether the runtime's default is it, or as good; it is then not written."""
     unset: str = ""
     """Behaviour of the runtime if its default is none."""
 
@@ -80,7 +83,7 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
                why="tokens that a hit spares the target bring the drafter no hidden states, and acceptance falls"
                " (vllm#47930, vllm#51250)"),
         Choice(rule="hybrid-cache", key="disable_hybrid_kv_cache_manager",
-               wanted=_if("dflash", value=False), is_default=True,
+               wanted=_if("dflash", value=False), is_default=lambda _: True,
                why="gpt-oss-120b then keeps 1.69 times the KV bytes of a token (20b 1.33), and Gemma 4 does not start"
                " ('same window size'): counted with vLLM 0.33.0's own v1/core/kv_cache_planning.py. It spares the V1"
                " runner an assertion, and CUDA decodes DFlash with V2 (config/vllm.py); a CPU without Triton has V1"),
@@ -89,9 +92,10 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
                why="each layer is then a KV cache group, whose metadata every step builds: 46 of Qwen3.6-35B-A3B and"
                " draft, 5 with this layout (v1/core/kv_cache_planning.py of vLLM 0.33.0). Fewer groups brought 102 % on"
                " an H200 (vllm#51742, open)"),
-        Choice(rule="metrics", key="disable_log_stats", wanted=lambda _: False, is_default=True,
+        Choice(rule="metrics", key="disable_log_stats", wanted=lambda _: False, is_default=lambda _: True,
                why="/metrics has no counts: neither doctor nor an alert sees acceptance"),
         Choice(rule="cuda-graphs", key="max_cudagraph_capture_size", wanted=lambda c: c.decode_tokens, is_least=True,
+               is_default=lambda c: (c.decode_tokens or 0) <= c.graph_tokens,
                why="full batches, of 1 + K tokens a request, run outside CUDA graphs"),
     ),
     "sglang": (
@@ -109,16 +113,26 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
 
 def chosen(runtime: Runtime, circumstances: Circumstances, *, is_environment: bool = False) -> dict[str, Any]:
     """Every argument that is written, by dotted key, or every variable that is set."""
-    written = (c for c in CHOICES[runtime] if not c.is_default and c.is_environment == is_environment)
+    written = (c for c in CHOICES[runtime] if not c.is_default(circumstances) and c.is_environment == is_environment)
     values = {choice.key: choice.wanted(circumstances) for choice in written}
     return {key: value for key, value in values.items() if value is not None}
 
 
 def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
-    """Facts of a deployment that choices depend on."""
+    """Facts of a deployment that choices depend on; ConfigError where it has no draft for the method."""
     return Circumstances(
         method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
         cache_layout=vllm_cache_layout(deployment.checkpoint, deployment.tensor_parallel),
         max_batch_size=deployment.max_batch_size,
-        decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
+        decode_tokens=deployment.max_batch_size * (1 + deployment.draft_length(method)),
+        graph_tokens=graph_tokens(deployment.gpus),
     )  # fmt: skip
+
+
+def graph_tokens(gpus: Gpus | None) -> int:
+    """Tokens of the largest CUDA graph of vLLM 0.33.0 by default (config/vllm.py, _set_cudagraph_sizes).
+
+    It captures every batch of 1 + K tokens a request up to there. A size that is given replaces these by steps of 16.
+    """
+    is_blackwell = gpus is not None and gpus.gpu.compute_capability[0] == 10
+    return 1024 if is_blackwell else 512

@@ -19,9 +19,9 @@ from dflash_trt.quantize.recipe import FP8_KV
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
-Method = Literal["dflash", "eagle3", "mtp", "none"]
+Method = Literal["dflash", "eagle3", "mtp", "ngram", "none"]
 """The decoding methods that a deployment can be served with."""
-METHODS: tuple[Method, ...] = ("dflash", "eagle3", "mtp", "none")
+METHODS: tuple[Method, ...] = ("dflash", "eagle3", "mtp", "ngram", "none")
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
@@ -60,6 +60,8 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     eagle3: Eagle3 | None = None
     mtp_draft_tokens: Positive | msgspec.UnsetType = msgspec.UNSET
     """Draft length of `--method mtp`, the target's own multi-token-prediction layers."""
+    ngram_draft_tokens: Positive | msgspec.UnsetType = msgspec.UNSET
+    """Draft length of `--method ngram`, which continues tokens as they went on before."""
     description: str
     gpus: str
     """GPU and count, b300x8; more than a node's are whole nodes."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that select a draft in each runtime, DFlash, DSpark, EAGLE-3 or MTP, with the runtime's name of K.
+"""Arguments that select DFlash, DSpark, EAGLE-3, MTP or n-grams in each runtime, with the runtime's name of K.
 
 DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
 block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
@@ -9,6 +9,12 @@ else from the draft. Written from sources, not run.
 MTP: vLLM 0.33.0 (config/speculative.py): method mtp, and the target stands for the model. SGLang 0.5.23
 (arg_groups/speculative_hook.py, configs/model_config.py): NEXTN without a draft loads the target's layers.
 TensorRT-LLM 1.4.0rc1 (llm-api/reference/MTPDecodingConfig.html): max_draft_len. Not run.
+
+N-grams: vLLM 0.33.0 (config/speculative.py; v1/worker/gpu/spec_decode): the methods ngram and ngram_gpu are one on
+CUDA. SGLang 0.5.23 (arg_groups/speculative_hook.py, _handle_ngram): NGRAM, by default a tree, which most attention
+backends refuse with pages of several tokens; with a breadth of 1 it is a chain, as in the others. TensorRT-LLM
+1.4.0rc1 (llm-api/reference/NGramDecodingConfig.html; _torch/speculative/ngram.py): NGram, whose common pool keeps what
+all requests said for good, so that it grows without end. Not run.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ HERE = "serve it here: dflash-trt serve"
 GB10 = (12, 1)
 """Compute capability where vLLM 0.26 chooses FlashAttention for a DFlash draft and ends in an assertion (vllm#50707);
 DFlash was served there with triton_attn (z-lab/dflash#129)."""
+TRTLLM_NAMES = {"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
 TRTLLM_ATTENTION = ((10, 0), (10, 3))
 """GPUs that TensorRT-LLM's generated draft attention kernels exist for."""
 
@@ -52,9 +59,12 @@ def draft_arguments(
 
 
 def selection(
-    method: Literal["dflash", "dspark", "eagle3", "mtp"], runtime: Runtime, draft: str | None, num_draft_tokens: int
+    method: Literal["dflash", "dspark", "eagle3", "mtp", "ngram"],
+    runtime: Runtime,
+    draft: str | None,
+    num_draft_tokens: int,
 ) -> dict[str, Any]:
-    """Method, draft and draft length, K, in the runtime's words; without a draft, which the target holds, for MTP."""
+    """Method, draft and draft length, K, in the runtime's words; MTP and n-grams have no draft of their own."""
     match runtime:
         case "vllm":
             model = {} if draft is None else {"model": draft}
@@ -65,15 +75,17 @@ def selection(
             lengths = {
                 "dflash": window,
                 "dspark": {"speculative_dspark_block_size": num_draft_tokens},
+                "ngram": window | {"speculative_ngram_max_bfs_breadth": 1},
             }
             chain = {"speculative_num_steps": num_draft_tokens, "speculative_eagle_topk": 1, **window}
             algorithm = "NEXTN" if method == "mtp" else method.upper()
             model = {} if draft is None else {"speculative_draft_model_path": draft}
             return {"speculative_algorithm": algorithm, **model, **lengths.get(method, chain)}
         case _:
-            kind = {"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3", "mtp": "MTP"}[method]
             model = {} if draft is None else {"speculative_model": draft}
-            return {"speculative_config": {"decoding_type": kind, **model, "max_draft_len": num_draft_tokens}}
+            pool = {"is_public_pool": False} if method == "ngram" else {}
+            section = {"decoding_type": TRTLLM_NAMES[method], **model, "max_draft_len": num_draft_tokens, **pool}
+            return {"speculative_config": section}
 
 
 def native_attention(sizes: DraftSizes, gpu: GpuSpec) -> str:

@@ -18,6 +18,9 @@ DATA = Path(__file__).parent / "data"
 MAX_NODES = 8
 GIGA, TERA = 10**9, 10**12
 NAME = r"[a-z0-9][a-z0-9-]*"
+COUNTED = re.compile(
+    rf"(?P<name>{NAME})x(?P<number>[1-9]\d{{0,5}})|(?P<first>[1-9]\d{{0,5}})x(?P<last>{NAME})", re.ASCII
+)
 FACTS_EXAMPLE = "memory=16,bandwidth=896,sm=12.0"
 
 
@@ -130,11 +133,15 @@ def parse_gpu_facts(text: str, where: str) -> GpuFacts:
 
 
 def parse_gpus(text: str, where: str, facts: GpuFacts | None = None) -> Gpus:
-    """`b300x8` as GPUs, with `facts` any name; raises ConfigError, naming `where`, for unknown GPUs and counts."""
-    match = re.fullmatch(rf"({NAME})x([1-9][0-9]{{0,5}})", text)
+    """`b300x8`, in any case and order, as GPUs, with `facts` any name.
+
+    Raises ConfigError, naming `where`, for unknown GPUs and counts.
+    """
+    match = COUNTED.fullmatch(text.lower())
     if match is None:
         raise ConfigError(f"{where}: expected a GPU and a count, like b300x8, found {shown(text)}")
-    gpu, count = facts.spec(match[1]) if facts else known_gpu(match[1], where), int(match[2])
+    name, number = match["name"] or match["last"], match["number"] or match["first"]
+    gpu, count = facts.spec(name) if facts else known_gpu(name, where), int(number)
     most, nodes = gpu.gpus_per_node, gpu.gpus_per_node * MAX_NODES
     if count > most and (count % most or count > nodes):
         raise ConfigError(

@@ -78,8 +78,8 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
         command = trtllm_command(deployment, method, host, port)
         text = yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
     else:
-        more = deployment.runtime_arguments.of(runtime, method, deployment.name)
-        arguments = merged(server_arguments(deployment, runtime, method, host, port), more)
+        arguments = server_arguments(deployment, runtime, method, host, port)
+        arguments = merged(arguments, deployment.more_arguments(runtime, method))
         environment = chosen(runtime, circumstances(deployment, method), is_environment=True)
         text = command_text(runtime, arguments, environment)
     return Rendered(

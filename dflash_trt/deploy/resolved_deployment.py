@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from dflash_trt.deploy.batch_schedule import Schedule
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method
-from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
+from dflash_trt.deploy.runtime_arguments import OF_DRAFTS, RuntimeArguments, from_pairs, merged
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes
@@ -20,6 +20,8 @@ from dflash_trt.errors import ConfigError
 
 MTP_DRAFT_TOKENS = 3
 """SGLang's own choice (0.5.23, arg_groups/speculative_hook.py, _auto_choose_speculative_params)."""
+NGRAM_DRAFT_TOKENS = 5
+"""Draft length of vLLM's own example (docs/features/speculative_decoding/n_gram.md)."""
 
 
 class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
@@ -45,7 +47,9 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
     runtimes: tuple[Runtime, ...]
     """Runtimes that can serve it."""
     runtime_arguments: RuntimeArguments
-    """Arguments over those that are written."""
+    """The file's arguments over those that are written; the drafts' are DFlash's."""
+    settings: RuntimeArguments = RuntimeArguments()
+    """The command line's over those, for the method that is asked for."""
     accepted_warnings: dict[str, str]
     """Reason by rule."""
     sources: dict[str, str]
@@ -59,14 +63,30 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
     def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
         """Whether the server reuses cached prefixes: as the file asks, by default if hits cost no drafts.
 
-        Plain decoding keeps its cache, as users have it. vLLM's hits leave a DFlash drafter without hidden states
-        (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
+        Methods without a drafter keep their cache, as users have it. vLLM's hits leave a DFlash drafter without hidden
+        states (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
         """
         if self.asked_prefix_reuse is not None:
             return self.asked_prefix_reuse
-        if method == "none" or (method in ("eagle3", "mtp") and runtime != "trtllm"):
+        if method in ("none", "ngram") or (method in ("eagle3", "mtp") and runtime != "trtllm"):
             return True
         return {"trtllm": self.prefix_reuse, "vllm": False, "sglang": True}[runtime]
+
+    def more_arguments(self, runtime: Runtime, method: Method) -> dict[str, Any]:
+        """The runtime's arguments over those that are written.
+
+        Raises ConfigError for words that are no arguments, and for a draft's that are set for plain decoding.
+        """
+        found = self.runtime_arguments.of(runtime, f"{self.name}: runtime_arguments.{runtime}")
+        if method != "dflash":
+            found = {key: value for key, value in found.items() if not key.startswith(OF_DRAFTS)}
+        given = self.settings.of(runtime, "--set")
+        if method == "none" and (of_drafts := [key for key in given if key.startswith(OF_DRAFTS)]):
+            raise ConfigError(
+                f"--set {of_drafts[0]}: --method none decodes without drafts",
+                hint="leave it out, or give another --method",
+            )
+        return merged(found, given)
 
     def eagle3_drafter(self) -> Eagle3:
         """Drafter of `--method eagle3`; ConfigError where the file names none."""
@@ -77,8 +97,23 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
             )
         return self.file.eagle3
 
-    def other_draft(self, method: Literal["eagle3", "mtp"]) -> tuple[str | None, int]:
-        """Draft, None for the target's own MTP layers, and draft length; ConfigError where there is none."""
+    def draft_length(self, method: Method) -> int:
+        """K of the method; ConfigError where the deployment has no draft for it."""
+        match method:
+            case "none":
+                return 0
+            case "dflash":
+                return self.num_draft_tokens
+            case _:
+                return self.other_draft(method)[1]
+
+    def other_draft(self, method: Literal["eagle3", "mtp", "ngram"]) -> tuple[str | None, int]:
+        """Draft, None for the target's own MTP layers and for n-grams, and draft length.
+
+        Raises ConfigError where the deployment has no such draft.
+        """
+        if method == "ngram":
+            return None, self.file.ngram_draft_tokens or NGRAM_DRAFT_TOKENS
         if method == "eagle3":
             drafter = self.eagle3_drafter()
             return drafter.model, drafter.num_draft_tokens
@@ -107,9 +142,8 @@ def with_settings(deployment: ResolvedDeployment, runtime: Runtime, settings: Se
     """The deployment with KEY=VALUE arguments of a runtime over those of its file, and a digest of their own."""
     if not settings:
         return deployment
-    more = with_pairs(deployment.runtime_arguments, runtime, settings)
     digest = hashlib.sha256("\n".join((deployment.digest, *settings)).encode()).hexdigest()[:12]
-    return msgspec.structs.replace(deployment, runtime_arguments=more, digest=digest)
+    return msgspec.structs.replace(deployment, settings=from_pairs(runtime, settings), digest=digest)
 
 
 def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:

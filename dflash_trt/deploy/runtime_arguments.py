@@ -18,8 +18,8 @@ from dflash_trt.files.strict_yaml import yaml_document
 
 OWN = {"model", "model_tag", "model_path", "host", "port"}
 """Arguments that target, --host and --port decide."""
-OF_DRAFTS = "speculative"
-"""Beginning of the names of arguments that plain decoding and other methods do not get."""
+OF_DRAFTS = ("speculative", "spec_")
+"""Beginnings of the names of arguments that describe a draft."""
 
 
 class RuntimeArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,29 +31,25 @@ class RuntimeArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     trtllm: dict[str, Any] = {}
     """Keys of the YAML file, those of sections below them."""
 
-    def of(self, runtime: Runtime, method: str, name: str) -> dict[str, Any]:
-        """The arguments of a runtime by name; only with DFlash those of drafts.
-
-        Raises ConfigError, in the name of the deployment, for words that are no arguments, and for the model's.
-        """
+    def of(self, runtime: Runtime, where: str) -> dict[str, Any]:
+        """The arguments of a runtime by name; ConfigError, naming `where`, for other words and for the model's."""
         if runtime == "trtllm":
             found = self.trtllm
         else:
             words = [word for text in getattr(self, runtime) for word in shlex.split(text)]
             found, findings = parse_arguments(words, load_schema(runtime))
             if findings:
-                raise ConfigError(f"{name}: runtime_arguments.{runtime}: {findings[0]}")
+                raise ConfigError(f"{where}: {findings[0]}")
         if decided := sorted(OWN & found.keys()):
             raise ConfigError(
-                f"{name}: runtime_arguments.{runtime}: expected arguments that nothing else decides, found"
-                f" {decided[0]}",
+                f"{where}: expected arguments that nothing else decides, found {decided[0]}",
                 hint="give target in the deployment, or --host and --port",
             )
-        return {key: value for key, value in found.items() if method == "dflash" or not key.startswith(OF_DRAFTS)}
+        return found
 
 
-def with_pairs(arguments: RuntimeArguments, runtime: Runtime, settings: Sequence[str]) -> RuntimeArguments:
-    """`arguments` with KEY=VALUE over them, KEY.KEY=VALUE for those of a section; ConfigError for another form."""
+def from_pairs(runtime: Runtime, settings: Sequence[str]) -> RuntimeArguments:
+    """Arguments given as KEY=VALUE, KEY.KEY=VALUE for those of a section; ConfigError for another form."""
     added: dict[str, Any] = {}
     words: list[str] = []
     for setting in settings:
@@ -63,8 +59,8 @@ def with_pairs(arguments: RuntimeArguments, runtime: Runtime, settings: Sequence
         words.append(command_line([f"--{key.lstrip('-').replace('_', '-')}", value]))
         added = merged(added, nested(key, yaml_document(value, Path("--set"), ConfigError)))
     if runtime == "trtllm":
-        return msgspec.structs.replace(arguments, trtllm=merged(arguments.trtllm, added))
-    return msgspec.structs.replace(arguments, **{runtime: (*getattr(arguments, runtime), *words)})
+        return RuntimeArguments(trtllm=added)
+    return RuntimeArguments(vllm=tuple(words)) if runtime == "vllm" else RuntimeArguments(sglang=tuple(words))
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.deploy.batch_schedule import vllm_schedule
+from dflash_trt.deploy.catalog import needs_thinking_off
 from dflash_trt.deploy.choices import STREAM_INTERVALS, chosen, circumstances
 from dflash_trt.deploy.deployment_file import Method, check_runtime
 from dflash_trt.deploy.draft_methods import draft_arguments, selection
@@ -16,6 +17,7 @@ from dflash_trt.errors import ConfigError
 
 CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
 """SGLang's names."""
+THINKING_OFF = {"enable_thinking": False}
 
 
 def server_arguments(
@@ -37,6 +39,8 @@ def server_arguments(
     if runtime in parsers.tool:
         arguments |= {"enable_auto_tool_choice": True} if is_vllm else {}
         arguments["tool_call_parser"] = parsers.tool[runtime]
+    if needs_thinking_off(deployment.checkpoint):
+        arguments["default_chat_template_kwargs"] = THINKING_OFF
     if method == "none":
         return arguments
     if method == "dflash":

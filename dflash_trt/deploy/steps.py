@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.deploy.catalog import needs_thinking_off
 from dflash_trt.deploy.cluster.cluster_server import IMAGES, ClusterServer
 from dflash_trt.deploy.cluster.dynamo_graph import FRONTEND, graph_name
 from dflash_trt.deploy.cluster.kubernetes import LEADER
@@ -45,6 +46,7 @@ CLUSTER_NEEDS = {
     "slurm": "sbatch, ssh to the nodes, and dflash-trt and hf (pip install huggingface_hub) where the weights are",
     "kubernetes": "kubectl, and dflash-trt",
 }
+NO_THINKING = ', "chat_template_kwargs": {"enable_thinking": false}'
 STEP = re.compile(r"^## ", re.MULTILINE)
 
 
@@ -64,7 +66,8 @@ def server_steps(rendered: Rendered, source: str, *, version: str, file: Path) -
     The container sees the directory where the steps are run, under its own path, and what else they name outside it.
     """
     deployment, runtime = rendered.deployment, rendered.runtime
-    weights, ask = _lines(weight_commands(deployment, source, runtime, rendered.method)), _ask(rendered.port, None)
+    weights = _lines(weight_commands(deployment, source, runtime, rendered.method))
+    ask = _ask(rendered.port, deployment.checkpoint)
     name = file_word(file)
     if deployment.gpus.nodes > 1:
         steps = shell_text(
@@ -130,7 +133,7 @@ def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Pa
     rendered, models = server.rendered, server.models
     weights = list(weight_commands(rendered.deployment, source, rendered.runtime, rendered.method))
     plans = plans_command(rendered.deployment, rendered.runtime, rendered.method)
-    file_name, ask = file_word(file), _ask(server.port, server.pod.api_key_secret)
+    file_name, ask = file_word(file), _ask(server.port, rendered.deployment.checkpoint, server.pod.api_key_secret)
     if launcher == "slurm":
         change = command_line(["cd", models])
         below = _lines(f"({change} && {command})" for command in weights)
@@ -174,8 +177,8 @@ def _job(server: ClusterServer, suffix: str, *, environment: list[Manifest], **v
     return Text(shell_text("job.sh", name=name, job=Text(yaml_text([job]).rstrip("\n"))).rstrip("\n"))
 
 
-def _ask(port: int, api_key_secret: str | None) -> Text:
-    """Commands that ask the server; with the key in a Secret, which they read into a file."""
+def _ask(port: int, draft: str, api_key_secret: str | None = None) -> Text:
+    """Commands that ask the server as `draft` was trained; with the key in a Secret, which they read into a file."""
     key = authorization = key_file = ""
     if api_key_secret is not None:
         read = "--output go-template='{{.data.key | base64decode}}'"
@@ -183,7 +186,8 @@ def _ask(port: int, api_key_secret: str | None) -> Text:
         authorization, key_file = ' -H "Authorization: Bearer $(cat api-key)"', " --api-key-file api-key"
     url = f"http://127.0.0.1:{port}"
     text = shell_text(
-        "ask.sh", url=url, key=Text(key), authorization=Text(authorization), key_file=Text(key_file)
+        "ask.sh", url=url, key=Text(key), authorization=Text(authorization), key_file=Text(key_file),
+        variables=Text(NO_THINKING if needs_thinking_off(draft) else ""),
     )  # fmt: skip
     return Text(text.rstrip("\n"))
 

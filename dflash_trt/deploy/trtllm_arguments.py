@@ -75,8 +75,8 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
     elif method != "none":
         draft, K = deployment.other_draft(method)
         arguments |= selection(method, "trtllm", None if draft is None else place(draft), K)
-        arguments["speculative_config"] |= of_drafts | _sampling(deployment)
-    return merged(arguments, deployment.runtime_arguments.of("trtllm", method, deployment.name))
+        arguments["speculative_config"] |= of_drafts | (_sampling(deployment) if method != "ngram" else {})
+    return merged(arguments, deployment.more_arguments("trtllm", method))
 
 
 def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:

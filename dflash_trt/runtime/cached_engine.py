@@ -41,14 +41,27 @@ def is_checkpoint(name: str, target: str | None) -> bool:
     return bool(REPOSITORY_ID.fullmatch(name)) and (target is not None or known_pair(name) is not None)
 
 
+def engine_of(name: str, target: str | None, draft: str | None = None) -> tuple[Path, str | None]:
+    """The engine directory of `name`, and the target where it is known: that of a checkpoint is built if necessary.
+
+    `name` is an engine directory, a draft or target of the catalogue by its repository id, a draft checkpoint with its
+    `target`, or with a `draft` the target itself. Raises what `built_engine` raises.
+    """
+    if draft is not None:
+        return built_engine(draft, name)
+    return built_engine(name, target) if is_checkpoint(name, target) else (Path(name), target)
+
+
 def built_engine(draft: str, target: str | None) -> tuple[Path, str]:
     """The engine directory of a draft checkpoint and the name of its target; builds the engine unless it is cached.
 
-    A repository's target is the catalogue's unless `target` is given. The engine is unquantised; it is identified by
-    the hashes of the draft's files and the target's config.json, and is complete or absent. Raises EngineError where
-    the target is unknown, CheckpointError as `read_pair` does, BuildError where the cache cannot be written.
+    Without `target`, `draft` may be either of a pair of the catalogue, by its repository id. The engine is unquantised;
+    it is identified by the hashes of the draft's files and the target's config.json, and is complete or absent. Raises
+    EngineError where the target is unknown, CheckpointError as `read_pair` does, BuildError where the cache cannot be
+    written.
     """
-    target = target or _usual_target(draft)
+    if target is None:
+        draft, target = _usual_pair(draft)
     source, partner = read_pair(draft, target)
     from dflash_trt.engine.engine_directory import BuildOptions, build_engine, describe_source  # it loads onnx
 
@@ -67,20 +80,15 @@ def built_engine(draft: str, target: str | None) -> tuple[Path, str]:
     return engine, target
 
 
-def _usual_target(draft: str) -> str:
-    """The catalogue's target of a repository."""
-    pair = None if is_local(draft) else known_pair(draft)
+def _usual_pair(name: str) -> tuple[str, str]:
+    """The catalogue's draft and target of a repository that is either."""
+    pair = None if is_local(name) else known_pair(name)
     if pair is None:
         raise EngineError(
-            f"{draft} is a checkpoint, not an engine directory, and its target is not known",
+            f"{name} is a checkpoint, not an engine directory, and its target is not known",
             hint="give target, the model that the draft was trained for",
         )
-    known, target = pair
-    if known.draft != draft:
-        raise EngineError(
-            f"{draft} is a target, not a draft or an engine directory", hint=f"give one of its drafts: {known.draft}"
-        )
-    return target
+    return pair[0].draft, pair[1]
 
 
 @contextmanager

@@ -89,9 +89,9 @@ def load_session(
         raise
     if target.model.dtype == torch.bfloat16 and not target.is_batch_invariant:
         LOG.warning(
-            "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"
-            " than in plain decoding; --dtype float32 avoids that",
-            pair.target.directory,
+            "lossless by the same kernels: in bfloat16 a block of %s rounds differently from one token a pass here, so"
+            " near-ties may differ from plain decoding; --dtype float32 avoids that",
+            pair.target_name,
         )
     session = Session(
         manifest, target, drafter, pair.tokenizer, stop_token_ids(target.model),
@@ -146,7 +146,7 @@ def prepare_target(
     load their shards, follow rank 0 until it has finished, and then leave `join`. Raises the errors of `target_dtype`,
     `sharding` and `verify_same_facts`; the function raises CheckpointError for problems that only loading reveals.
     """
-    target_dtype(dtype, checkpoint.directory, checkpoint.weights)
+    target_dtype(dtype, checkpoint.directory, checkpoint.weights, device)
     options: dict[str, Any] = {"device": device}
     if ranks.size > 1:
         asked = {"target_layer_ids": target_layer_ids, "requests at once": num_slots, "dtype": dtype, "device": device}

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.cached_engine import built_engine, is_checkpoint
+from dflash_trt.runtime.cached_engine import engine_of
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.load import load_session, session_around
 from dflash_trt.runtime.session import Session
@@ -73,9 +73,6 @@ def _open(draft: Any, target: Any) -> Session:
         raise RequestError(
             f"target: expected a directory, a repository id or a transformers model, found {type(target).__name__}"
         )
-    engine, name = str(draft), (target if model is None else model.name_or_path) or None
-    name = None if name is None else str(name)
-    if is_checkpoint(engine, name):
-        engine, name = map(str, built_engine(engine, name))
-    pair = CheckedPair.read(Path(engine), name)
+    name = (target if model is None else model.name_or_path) or None
+    pair = CheckedPair.read(*engine_of(str(draft), None if name is None else str(name)))
     return load_session(pair, ONE_REQUEST) if model is None else session_around(pair, model, ONE_REQUEST)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.api import runtime_options
+from dflash_trt.api.known_settings import ELSEWHERE
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import NUMBERS, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.cli import cli
@@ -72,9 +73,27 @@ def test_the_api_has_its_names_and_defaults() -> None:
     assert set(EmbeddedModel.__struct_fields__) == {"engine", "target", "triton_config", *FIELDS}
 
 
-def test_the_api_refuses_other_names() -> None:
-    with pytest.raises(TypeError, match="max_num_seqs"):
-        LLM("engine", max_num_seqs=4)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("model", "LLM takes an engine directory, a draft or a deployment, then its target"),
+        ("tensor_parallel_size", "a target that one GPU cannot hold is spread over all GPUs"),
+        ("gpu_memory_utilization", "cache_gib sets the memory of the caches, in GiB"),
+        ("max_num_seqs", "use max_batch_size"),
+        ("draft_len", "did you mean draft_length?"),
+        ("swap_space", "the settings are engine, "),
+    ],
+)
+def test_the_api_refuses_other_names(name: str, hint: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        LLM(**{name: 4})
+    assert str(refused.value).startswith(f"{name}: there is no such setting\nhint: {hint}")
+
+
+def test_sampling_parameters_have_no_other_names() -> None:
+    with pytest.raises(RequestError, match=r"max_token: there is no such setting\nhint: did you mean max_tokens\?"):
+        SamplingParams(max_token=4)  # type: ignore[call-arg]
+    assert ELSEWHERE.keys().isdisjoint({*FIELDS, *SamplingParams.__struct_fields__})
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "dynamo", "verify", "capture", "triton-repo"])

@@ -40,7 +40,7 @@ def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered
 
 
 def served_methods(name: str) -> list[Method]:
-    """Methods that it has drafts for: its EAGLE-3 drafter, the target's MTP layers."""
+    """Methods that it has drafts for: its EAGLE-3 drafter, the target's MTP layers, n-grams."""
     deployment = resolved(name)
     target = deployment.target_sizes
     lacking = {"eagle3": deployment.file.eagle3 is None, "mtp": target is None or not target.num_mtp_layers}

@@ -21,7 +21,7 @@ from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.hybrid_caches import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
-from dflash_trt.deploy.rules.choice_rules import packed_weights
+from dflash_trt.deploy.rules.choice_rules import chat_mode, packed_weights
 from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys
 from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import draft_sizes
@@ -87,7 +87,7 @@ def found(runtime: Runtime, key: str, value: Any) -> set[str]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_written_value_is_checked_or_the_users_own(runtime: Runtime) -> None:
     written = leaves(rendered(NAME, runtime).arguments)
-    own = OWN[runtime] | resolved(NAME).runtime_arguments.of(runtime, "dflash", NAME).keys()
+    own = OWN[runtime] | resolved(NAME).runtime_arguments.of(runtime, NAME).keys()
     unchecked = {key for key, value in written.items() if key not in own and not found(runtime, key, opposite(value))}
     assert unchecked == set()
 
@@ -110,6 +110,19 @@ def test_what_is_written_has_no_finding_of_its_own_choices(runtime: Runtime) -> 
         config = deployment_config(resolved(NAME), load_schema(runtime), rendered(NAME, runtime, method).arguments)
         rules = {f.rule for f in check(config) if f.severity in (ERROR, WARNING)}
         assert rules.isdisjoint({choice.rule for choice in CHOICES[runtime]} | {"parsers"})
+
+
+def test_thinking_is_off_for_a_draft_that_was_trained_without() -> None:
+    """In the command, and in the findings about another one; TensorRT-LLM's server has no such default."""
+    runtimes: tuple[Runtime, ...] = ("vllm", "sglang")
+    for runtime in runtimes:
+        arguments = dict(rendered("qwen3-8b.h200x1.latency", runtime).arguments)
+        assert arguments["default_chat_template_kwargs"] == {"enable_thinking": False}
+        for value, expected in (('{"enable_thinking":  false}', set()), ({"enable_thinking": True}, {"chat-mode"})):
+            document = arguments | {"default_chat_template_kwargs": value}
+            config = deployment_config(resolved("qwen3-8b.h200x1.latency"), load_schema(runtime), document)
+            assert {finding.rule for finding in chat_mode(config)} == expected
+        assert "default_chat_template_kwargs" not in rendered(NAME, runtime).arguments
 
 
 def test_a_draft_that_another_quantiser_packed(tmp_path: Path) -> None:

@@ -49,6 +49,15 @@ def test_what_is_written_passes_the_check(runtime: str, tmp_path: Path, capsys: 
     assert f" against {PACKAGES[runtime]} {document['version']}" in verdict  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    "option",
+    [("--method", "mtp"), ("-o", "x"), ("--launcher", "slurm"), ("--host", "a"), ("--port", "1"), ("--set", "a=1")],
+)
+def test_a_check_refuses_what_only_writing_uses(option: tuple[str, str]) -> None:
+    with pytest.raises(click.UsageError, match=r"is for a configuration that is written"):
+        run_here("serve-config", "--check", LATENCY, "--runtime", "vllm", *option)
+
+
 def test_a_broken_file_exits_with_1_and_lists_everything(tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     document = yaml.safe_load(rendered(LATENCY.stem, "trtllm").text)
@@ -194,7 +203,7 @@ def test_a_draft_that_is_not_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["serve-config", "--runtime", "trtllm"], ["serve-config", LATENCY], ["serve-config", "--list", LATENCY],
+        ["serve-config", "--runtime", "trtllm"], ["serve-config", LATENCY], ["serve-config", "--list", "--check", "f"],
         ["serve-config", "--list", "--runtime", "vllm"], ["serve-config", LATENCY, "--runtime", "tgi"],
         ["serve-config", LATENCY, "--runtime", "trtllm", "--gpus", "b300x8"],
         ["serve-config", LATENCY, "--runtime", "trtllm", "--json"],
@@ -221,6 +230,16 @@ def test_the_list_of_shipped_deployments(capsys: pytest.CaptureFixture[str], mon
     assert document["schema"] == "dflash-trt/deployments/1"
     assert [entry["name"] for entry in document["deployments"]] == NAMES
     assert all(Path(entry["file"]).stem == entry["name"] and entry["description"] for entry in document["deployments"])
+
+
+@pytest.mark.parametrize("pattern", ["gpt-oss-120b.b300", "OPENAI/gpt-oss-120b", "oss*nvfp4"])
+def test_the_list_by_a_pattern(pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here("serve-config", "--list", pattern, "--json")
+    names = [entry["name"] for entry in json.loads(capsys.readouterr().out)["deployments"]]
+    assert NVFP4.stem in names
+    assert len(names) < len(NAMES)
+    with pytest.raises(ConfigError, match="matches nowhere"):
+        run_here("serve-config", "--list", "nowhere")
 
 
 @pytest.mark.parametrize("content", ["- 1\n", "just words\n", "vllm serve 'open\n", "a: [\n"])
@@ -276,17 +295,17 @@ def test_a_target_takes_the_draft_that_is_given() -> None:
 
 
 @pytest.mark.parametrize("source", [DRAFT, TARGET])
-@pytest.mark.parametrize("command", ["serve", "chat"])
+@pytest.mark.parametrize("command", ["verify", "dynamo"])
 def test_where_an_engine_is_expected_the_command_that_makes_it_is_whole(command: str, source: str) -> None:
     refused = run(command, source)
     assert refused.returncode == 1
     assert f"{source} is a repository, not an engine directory" in refused.stderr
     assert f"dflash-trt build {DRAFT} --target {TARGET} -o engine" in refused.stderr
-    assert "dflash-trt serve-config gpt-oss-20b.b200x1.latency" in refused.stderr
+    assert f"dflash-trt serve-config --list {source}" in refused.stderr
 
 
 @pytest.mark.parametrize(
-    "command", [("estimate", TARGET, "--tau", 3), ("tune", DRAFT, "--tau", 3, "--slo", 9), ("try", TARGET),
+    "command", [("estimate", TARGET, "--tau", 3), ("tune", DRAFT, "--tau", 3, "--slo", 9),
                 ("serve-config", TARGET, "--runtime", "vllm")],
 )  # fmt: skip
 def test_where_a_deployment_is_expected_those_of_the_id_are_named(command: tuple[object, ...]) -> None:

@@ -76,6 +76,32 @@ def test_they_are_checked_like_the_rest(setting: str, said: str) -> None:
     assert refused.stdout == ""
 
 
+SPECULATION = {
+    "trtllm": ("speculative_config.enable_penalty=false", "enable_penalty: false"),
+    "vllm": ("speculative_config.draft_sample_method=greedy", '"draft_sample_method": "greedy"'),
+    "sglang": ("speculative_num_steps=2", "--speculative-num-steps 2"),
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram"])
+def test_set_reaches_the_drafts_of_every_method(method: str, runtime: Runtime, file: Path) -> None:
+    setting, written = SPECULATION[runtime]
+    words = ("serve-config", file, "--runtime", runtime, "--set", setting)
+    assert written in run(*words, "--method", method).stdout
+    refused = run(*words, "--method", "none")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "--method none decodes without drafts" in refused.stderr
+
+
+@pytest.mark.parametrize("method", ["eagle3", "none"])
+def test_a_files_short_flags_of_drafts_are_dflashs(method: str, tmp_path: Path) -> None:
+    document = yaml.safe_load((BUILD_CONFIGS / f"{NAME}.yaml").read_text())
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document | {"runtime_arguments": {"vllm": ["--spec-tokens 7"]}}))
+    assert "spec-tokens" not in run("serve-config", path, "--runtime", "vllm", "--method", method).stdout
+
+
 def test_words_that_are_no_flags_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     document = yaml.safe_load((BUILD_CONFIGS / f"{NAME}.yaml").read_text())
@@ -89,7 +115,7 @@ def test_shipped_arguments_are_known_and_change_something() -> None:
     for name in NAMES:
         arguments = resolved(name).runtime_arguments
         for runtime in resolved(name).runtimes:
-            found = arguments.of(runtime, "dflash", name)
+            found = arguments.of(runtime, name)
             assert found.keys() <= load_schema(runtime).properties().keys()
             assert found.items() <= rendered(name, runtime).arguments.items() or "speculative_config" in found
 

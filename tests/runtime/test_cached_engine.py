@@ -88,9 +88,6 @@ def test_builders_at_once_wait_for_each_other(cache: Path, capsys: pytest.Captur
 def test_what_is_no_draft(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is a checkpoint, not an engine directory, and its target is not known"):
         LLM(DRAFT)
-    with pytest.raises(EngineError, match=r"Qwen/Qwen3-8B is a target, not a draft") as refused:
-        LLM("Qwen/Qwen3-8B")
-    assert refused.value.hint == "give one of its drafts: z-lab/Qwen3-8B-DFlash-b16"
     with pytest.raises(CheckpointError, match="swapped"):
         LLM(TARGET, DRAFT)
     with pytest.raises(EngineError, match="is not an engine directory: found no such directory"):
@@ -119,25 +116,51 @@ def test_a_relative_cache_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert cache_directory() == tmp_path / ".cache" / "dflash-trt" / "engines"
 
 
-@pytest.mark.full
-def test_a_known_repository_brings_its_target(cache: Path, tmp_path: Path) -> None:
-    """Two repositories of the catalogue in the hub's cache, offline; the files are the fixtures'."""
+@pytest.fixture
+def hub(tmp_path: Path) -> dict[str, str]:
+    """An environment whose hub's cache has two repositories of the catalogue, with the fixtures' files; offline."""
     for name, directory in (("z-lab/Qwen3-8B-DFlash-b16", DRAFT), ("Qwen/Qwen3-8B", TARGET)):
         repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
         shutil.copytree(directory, repository / "snapshots" / COMMIT)
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text(COMMIT)
+    return os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.mark.full
+def test_a_known_repository_brings_its_partner(cache: Path, hub: dict[str, str]) -> None:
     script = (
         "from dflash_trt import LLM, SamplingParams\n"
-        "with LLM('z-lab/Qwen3-8B-DFlash-b16', max_batch_size=1) as llm:\n"
-        "    print(llm.generate([5, 6], SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids)\n"
+        "for name in ('z-lab/Qwen3-8B-DFlash-b16', 'Qwen/Qwen3-8B'):\n"
+        "    with LLM(name, max_batch_size=1) as llm:\n"
+        "        print(llm.generate([5, 6], SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids)\n"
     )
-    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, env=environment, capture_output=True, text=True,
-        timeout=PATIENCE, check=False,
+        [sys.executable, "-c", script], cwd=REPOSITORY, env=hub, capture_output=True, text=True, timeout=PATIENCE,
+        check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert len(json.loads(result.stdout)) == 4
-    assert "building the engine of z-lab/Qwen3-8B-DFlash-b16 for Qwen/Qwen3-8B" in result.stderr
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first == second
+    assert len(first) == 4
+    assert result.stderr.count("building the engine of z-lab/Qwen3-8B-DFlash-b16 for Qwen/Qwen3-8B") == 1
     assert engines(cache)[0].startswith("z-lab--Qwen3-8B-DFlash-b16-")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("words", [["Qwen/Qwen3-8B"], [TARGET, "--draft", DRAFT]], ids=["id", "directories"])
+def test_a_target_is_served_by_its_name(words: list[str], cache: Path, hub: dict[str, str]) -> None:
+    """The engine is built in the cache, which is said, and the model has the target's name."""
+    command = [sys.executable, "-m", "dflash_trt", "serve", *words, "--port", "0"]
+    with subprocess.Popen(command, env=hub, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        said: list[str] = []
+        for line in server.stderr:
+            said.append(line)
+            if line.startswith("serving "):
+                break
+        server.terminate()
+    assert f"serving {words[0] if len(words) == 1 else 'tiny-qwen3'} on http://127.0.0.1:" in said[-1]
+    assert f"engine: {cache / engines(cache)[0]}\n" in said
+    is_published = len(words) == 1
+    assert any("was trained on answers without thinking" in line for line in said) == is_published

@@ -91,7 +91,7 @@ def test_a_session_decodes_there(
     prompt, params = prompts(on_cpu)[0], greedy(5)
     sampled = SamplingParams(max_tokens=9, temperature=1.0, top_p=0.95, seed=3, ignore_eos=True)
     with pretended_gpu() as (gpu, graphs):
-        session = open_on_gpu("tiny-qwen3")
+        session = open_on_gpu("tiny-qwen3", "float32")
         room = {len(session.drafter.cache.k), *(k.shape[1] for k, _ in session.target.cache.layers.values())}  # type: ignore[attr-defined]
         drawn, waits_of_drawn = decode(gpu, session, prompt, sampled)
         answer, waits = decode(gpu, session, prompt, params)

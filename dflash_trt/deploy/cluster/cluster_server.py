@@ -45,8 +45,8 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     models: str
     """Directory of the weights, mounted into the container at the same path; its Hugging Face cache, too."""
     replicas: int
-    sbatch: dict[str, str] = {}
-    """Options of sbatch beside the sizes, for Slurm."""
+    sbatch: dict[str, str] | None = None
+    """Options of sbatch beside the sizes, for Slurm; None for the usual ones."""
     pod: PodOptions = PodOptions()
     """Options of pods, for Kubernetes."""
 

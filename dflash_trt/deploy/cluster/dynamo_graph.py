@@ -11,6 +11,7 @@ import json
 
 from msgspec.structs import replace
 
+from dflash_trt.deploy.catalog import needs_thinking_off
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
 from dflash_trt.deploy.cluster.kubernetes import (
     config_maps,
@@ -37,7 +38,10 @@ SERVICE_PORT = 8000
 MAX_NAMES = 45
 """Grove's limit for the names that make up a pod's (internal/webhook/admission/pcs/validation/podcliqueset.go of
 ai-dynamo/grove at fcc3b3bb): the graph's and the component's, and for several nodes also the role's, WORKER-ldr."""
-SERVERS_OWN = {"model_tag", "model_path", "host", "port", "enable_auto_tool_choice", "tool_call_parser"}
+SERVERS_OWN = {
+    "model_tag", "model_path", "host", "port", "enable_auto_tool_choice", "tool_call_parser",
+    "default_chat_template_kwargs",
+}  # fmt: skip
 """Arguments that Dynamo's workers do not take, or take otherwise: its frontend is the server, and parses tool calls."""
 KV_EVENTS = {"publisher": "zmq", "topic": "kv-events", "endpoint": "tcp://*:20080"}
 KV_EVENT_FLAGS: dict[Runtime, list[str]] = {
@@ -109,4 +113,6 @@ def _worker_arguments(server: ClusterServer) -> list[str]:
     parsers = target_parsers(target)
     for flag, names in (("--dyn-reasoning-parser", parsers.reasoning), ("--dyn-tool-call-parser", parsers.tool)):
         words += [flag, names["dynamo"]] if "dynamo" in names else []
+    if needs_thinking_off(server.rendered.deployment.checkpoint):
+        words += ["--dyn-default-thinking-mode", "disabled"]
     return words + (KV_EVENT_FLAGS[server.runtime] if server.reuses_prefixes else [])

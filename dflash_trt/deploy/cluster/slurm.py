@@ -39,7 +39,7 @@ def sbatch_script(server: ClusterServer) -> str:
     """
     if server.replicas != 1:
         raise ConfigError("--replicas: expected 1 for a Slurm job, which is one server", hint="submit it several times")
-    words, options = server.words, server.sbatch or SBATCH_OPTIONS
+    words, options = server.words, SBATCH_OPTIONS if server.sbatch is None else server.sbatch
     values: dict[str, str | int] = {
         "head": Text(server.rendered.head),
         "address": Text(f"{words[words.index('--host') + 1]}:{server.port}"),

@@ -54,6 +54,8 @@ METHOD_KEYS: dict[Runtime, str] = {
 }
 MTP_NAMES = ("nextn", "_mtp")
 """Ends of other names of the method mtp: SGLang's, and vLLM's earlier ones for single families."""
+NGRAM_ON_GPU = "ngram_gpu"
+"""vLLM's other name of the method ngram."""
 BLOCKS = ("dflash", "dspark")
 """Methods whose draft is one of ours to read."""
 
@@ -65,8 +67,10 @@ def method(config: CheckedConfig) -> str | None:
     if found is None and config.schema.runtime == "vllm" and isinstance(section, dict) and section:
         draft = config.served.draft_sizes
         return inferred_method(section, draft.architectures if draft else ())
-    name = str(found).lower() if found else None
-    return "mtp" if name is not None and name.endswith(MTP_NAMES) else name
+    name = str(found).lower() if found else ""
+    if name.endswith(MTP_NAMES):
+        return "mtp"
+    return "ngram" if name == NGRAM_ON_GPU else name or None
 
 
 MODEL_KEYS = ("model_tag", "model_path", "model")

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.checkpoint.source import GGUF
-from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
+from dflash_trt.deploy.catalog import needs_thinking_off
+from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances, graph_tokens
 from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.finding import WARNING, Finding
 from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
@@ -22,7 +24,8 @@ from dflash_trt.deploy.rules.checked_config import (
     warning,
 )
 from dflash_trt.deploy.schema import Runtime, runtime_keys, versions
-from dflash_trt.files.command import quoted
+from dflash_trt.deploy.server_arguments import THINKING_OFF
+from dflash_trt.files.command import command_line, quoted
 
 
 def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
@@ -100,7 +103,7 @@ def _compared(config: CheckedConfig, choice: Choice, wanted: object) -> Iterator
 
 def _fix(runtime: Runtime, key: str, wanted: object) -> str:
     flags = [] if runtime == "trtllm" else flag_words(runtime, {key: wanted})
-    return f"write {' '.join(flags)}" if flags else f"set it to {_text(wanted)}"
+    return f"write {command_line(flags)}" if flags else f"set it to {_text(wanted)}"
 
 
 def _circumstances(config: CheckedConfig) -> Circumstances:
@@ -110,7 +113,7 @@ def _circumstances(config: CheckedConfig) -> Circumstances:
     return Circumstances(
         method=method(config), reuses_prefixes=config.served.asked_prefix_reuse,
         cache_layout=vllm_cache_layout(config.served.checkpoint, config.number(keys.ranks) or 1), max_batch_size=batch,
-        decode_tokens=batch * window if batch and window else None,
+        decode_tokens=batch * window if batch and window else None, graph_tokens=graph_tokens(config.served.gpus),
     )  # fmt: skip
 
 
@@ -124,6 +127,17 @@ def parsers(config: CheckedConfig) -> Iterator[Finding]:
         if name is None or found == name or key not in config.schema.properties():
             continue
         yield warning("parsers", key, f"{name} for {config.served.target}", found or "none", _fix(runtime, key, name))
+
+
+def chat_mode(config: CheckedConfig) -> Iterator[Finding]:
+    """The server's default for thinking, where the draft was trained without it."""
+    key, runtime = "default_chat_template_kwargs", config.schema.runtime
+    if not needs_thinking_off(config.served.checkpoint) or key not in config.schema.properties():
+        return
+    found = config.document.get(key)
+    if '"enable_thinking":false' not in "".join((found if isinstance(found, str) else json.dumps(found)).split()):
+        expected = f"{json.dumps(THINKING_OFF)}: {config.served.checkpoint} was trained on answers without thinking"
+        yield warning("chat-mode", key, expected, found or "none", _fix(runtime, key, THINKING_OFF))
 
 
 def _text(value: object) -> str:

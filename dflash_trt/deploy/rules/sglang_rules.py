@@ -24,6 +24,7 @@ WINDOW = "speculative_num_draft_tokens"
 BLOCK = "speculative_dflash_block_size"
 TOPK = "speculative_eagle_topk"
 DRAFT_WINDOW = "speculative_draft_window_size"
+BREADTH = "speculative_ngram_max_bfs_breadth"
 
 
 def _verify_window(config: CheckedConfig) -> int | None:
@@ -120,10 +121,30 @@ def disaggregated(config: CheckedConfig) -> Iterator[Finding]:
         yield error("disaggregated", key, "false with DFLASH", "true", "remove it")
 
 
+def ngram_tree(config: CheckedConfig) -> Iterator[Finding]:
+    """N-grams as a tree, SGLang's default, which most attention backends refuse with pages of several tokens."""
+    breadth = config.number(BREADTH) or 1
+    if method(config) != "ngram":
+        return
+    if (config.number("dp_size" if config.document.get("enable_dp_attention") is True else "attn_dp_size") or 1) > 1:
+        yield error("dp-attention", "attn_dp_size", "1 with NGRAM", "more", "remove it")
+    if breadth == 1 or config.setting("attention_backend") == "flashinfer" or config.setting("page_size") == 1:
+        return
+    fix = "write --speculative-ngram-max-bfs-breadth 1"
+    if (page := config.number("page_size") or 1) > 1:
+        yield error("ngram-tree", BREADTH, f"1 with pages of {page} tokens, flashinfer aside", breadth, fix)
+    else:
+        yield unchecked(
+            "ngram-tree", BREADTH, f"a tree of breadth {breadth}, which SGLang refuses where it chooses pages of"
+            " several tokens and not flashinfer (arg_groups/speculative_hook.py, _handle_ngram)", fix,
+        )  # fmt: skip
+
+
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, (method(config) or "").upper()),
     lambda config: check_ranks(config, "tp_size", "pp_size", "dp_size"),
     draft_window,
+    ngram_tree,
     sglang_attention,
 )
 DFLASH_RULES: tuple[Rule, ...] = (

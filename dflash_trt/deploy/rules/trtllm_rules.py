@@ -13,6 +13,7 @@ from dflash_trt.deploy.rules.checked_config import (
     check_ranks,
     check_token_budget,
     error,
+    method,
     warning,
 )
 from dflash_trt.deploy.rules.engine_rules import engine_rules
@@ -83,6 +84,12 @@ def required(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def ngram_length(config: CheckedConfig) -> Iterator[Finding]:
+    """K, which NGramDecodingConfig refuses to be without."""
+    if method(config) == "ngram" and config.number(key := f"{SPEC}.max_draft_len") is None:
+        yield error("missing-key", key, "K, the drafted tokens of a step", config.setting(key), f"set {key}")
+
+
 def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
     """Drafts by largest batch: K at first, never more; the class refuses it beside max_concurrency."""
     key = f"{SPEC}.draft_len_schedule"
@@ -139,6 +146,7 @@ def modeling_v2(config: CheckedConfig) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     parallelism,
     cuda_graphs,
+    ngram_length,
     lambda config: check_token_budget(config, bool(config.document.get(SPEC))),
     disk_cache,
     removed,

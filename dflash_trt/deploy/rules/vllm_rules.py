@@ -38,6 +38,14 @@ def renamed(config: CheckedConfig) -> Iterator[Finding]:
             yield error("renamed-key", f"{SPEC}.{key}", f"{name} in its place", "this key", f"write {name}")
 
 
+def ngram_lengths(config: CheckedConfig) -> Iterator[Finding]:
+    """Shortest and longest n-gram that is looked up."""
+    least, most = config.number(f"{SPEC}.prompt_lookup_min"), config.number(f"{SPEC}.prompt_lookup_max")
+    if method(config) == "ngram" and least is not None and most is not None and least > most:
+        yield error("ngram-lengths", f"{SPEC}.prompt_lookup_min", f"at most prompt_lookup_max {most}", least,
+                    f"set it to {most}")  # fmt: skip
+
+
 def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
     """The drafter runs on one rank or on all."""
     draft = config.number(f"{SPEC}.draft_tensor_parallel_size") if method(config) else None
@@ -114,6 +122,7 @@ def other_topologies(config: CheckedConfig) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, method(config) or "", f"{SPEC}."),
     renamed,
+    ngram_lengths,
     draft_parallel,
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     token_budget,

@@ -16,7 +16,7 @@ def increase(before: MetricsPage, after: MetricsPage, name: str) -> int:
 
 def increase_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
     """`increase` at position 1, 2, ..., whose label is 0, 1, ..."""
-    ends, begins = after.positions(name, label), before.positions(name, label)
+    ends, begins = (tuple(page.whole(name, value) for value in page.positions(name, label)) for page in (after, before))
     if len(ends) < len(begins):
         raise EndpointError(f"{after.where}: {name} has fewer positions than before", hint=RESTARTED)
     begins += (0,) * (len(ends) - len(begins))

@@ -42,27 +42,34 @@ class MetricsPage:
 
     def count(self, name: str) -> int:
         """`total` of a counter of whole things; raises EndpointError unless it is a whole number."""
-        return self._whole(name, self.total(name))
+        return self.whole(name, self.total(name))
 
     def by_label(self, name: str, label: str) -> dict[str, int]:
-        """Totals of a counter by the value of one label."""
+        """Totals of a counter by the value of one label; raises EndpointError unless they are whole numbers."""
+        return {value: self.whole(name, total) for value, total in self._totals(name, label).items()}
+
+    def positions(self, name: str, label: str) -> tuple[float, ...]:
+        """Totals at position 0, 1, ..., with fractions where Prometheus extrapolated them.
+
+        Raises EndpointError for a malformed position.
+        """
+        totals = self._totals(name, label)
+        if not all(map(POSITION.fullmatch, totals)):
+            raise EndpointError(
+                f"{self.where}: expected {name} by {label} 0, 1, ..., found {shown(sorted(totals)[:8])}"
+            )
+        by_position = {int(position): total for position, total in totals.items()}
+        return tuple(by_position.get(position, 0.0) for position in range(max(by_position, default=-1) + 1))
+
+    def _totals(self, name: str, label: str) -> dict[str, float]:
         totals: dict[str, float] = {}
         for labels, value in self.samples.get(name, ()):
             key = labels.get(label, "")
             totals[key] = totals.get(key, 0.0) + value
-        return {key: self._whole(name, value) for key, value in totals.items()}
+        return totals
 
-    def positions(self, name: str, label: str) -> tuple[int, ...]:
-        """Totals of a counter at position 0, 1, ...; raises EndpointError for a malformed position."""
-        totals = self.by_label(name, label)
-        if not all(POSITION.fullmatch(key) for key in totals):
-            raise EndpointError(
-                f"{self.where}: expected {name} by {label} 0, 1, ..., found {shown(sorted(totals)[:8])}"
-            )
-        by_position = {int(key): value for key, value in totals.items()}
-        return tuple(by_position.get(position, 0) for position in range(max(by_position, default=-1) + 1))
-
-    def _whole(self, name: str, value: float) -> int:
+    def whole(self, name: str, value: float) -> int:
+        """A value of a counter of whole things; raises EndpointError unless it is a whole number."""
         if not (value >= 0 and value == int(value) if abs(value) < 2**63 else False):
             raise EndpointError(f"{self.where}: expected {name} as a count, found {value}")
         return int(value)

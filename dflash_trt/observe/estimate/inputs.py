@@ -90,14 +90,15 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, *, fetches: bool = 
     )  # fmt: skip
 
 
-def draft_shape(name: str, algorithm: str = "", backend: str | None = None) -> DraftShape:
-    """A draft by directory or repository id, every linear layer but fc quantised by `algorithm`."""
+def draft_shape(name: str, algorithm: str = "", backend: str | None = None, **changes: object) -> DraftShape:
+    """A draft by directory or repository id, some facts changed, every linear layer but fc quantised by `algorithm`."""
     sizes = draft_sizes(name)
     if sizes is None:
         names = ", ".join(sorted(published_drafts()))
         raise ConfigError(f"the facts of draft {name!r} are unknown (known: {names})")
-    modules = [module for module in linear_shapes(sizes.spec) if module != "fc"]
-    return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
+    spec = msgspec.structs.replace(sizes.spec, **changes)
+    modules = [module for module in linear_shapes(spec) if module != "fc"]
+    return dflash_shape(spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
 
 
 def eagle3_shape(target: TargetShape) -> DraftShape:

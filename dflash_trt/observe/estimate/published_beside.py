@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dflash_trt.deploy.schema import TITLES
+from dflash_trt.deploy.schema import TITLES as RUNTIME_TITLES
 from dflash_trt.observe.bench.report.published_rows import PublishedRow, published_sets
 from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.plots.method_styles import TITLES
 
-RUNTIMES = {str(runtime): title for runtime, title in TITLES.items()}
+RUNTIMES = {str(runtime): title for runtime, title in RUNTIME_TITLES.items()}
 
 
 def published_lines(system: System) -> list[str]:
@@ -35,12 +36,16 @@ def _is_of(row: PublishedRow, system: System) -> bool:
 
 def _figures(rows: Sequence[PublishedRow]) -> str:
     """'2.3x plain decoding, EAGLE-3 1.7x (SPEED-Bench, average, batch not stated)'."""
-    (first, *rest) = rows
-    if rest:
-        factors = sorted(row.dflash.speedup for row in rows)
-        batches = sorted({row.concurrency for row in rows if row.concurrency is not None})
-        at = f", batch {batches[0]} to {batches[-1]}" if batches else ""
-        return f"{factors[0]:.1f}x to {factors[-1]:.1f}x plain decoding in {len(rows)} rows{at}"
-    others = "".join(f", EAGLE-3 {figures.speedup:.1f}x" for figures in first.eagle3.values())
-    batch = "batch not stated" if first.concurrency is None else f"batch {first.concurrency}"
-    return f"{first.dflash.speedup:.1f}x plain decoding{others} ({first.prompts}, {batch})"
+    speedups: dict[str, list[float]] = {}
+    for row in rows:
+        for (method, _), figures in row.figures().items():
+            speedups.setdefault(method, []).append(figures.speedup)
+    texts = {
+        method: "x to ".join(f"{end:.1f}" for end in sorted({min(all_), max(all_)}))
+        for method, all_ in speedups.items()
+    }
+    others = "".join(f", {TITLES[method]} {text}x" for method, text in texts.items() if method != "dflash")
+    batches = sorted({row.concurrency for row in rows if row.concurrency is not None})
+    batch = f"batch {' to '.join(map(str, batches[:: max(1, len(batches) - 1)]))}" if batches else "batch not stated"
+    what = rows[0].prompts if len(rows) == 1 else f"{len(rows)} rows"
+    return f"{texts['dflash']}x plain decoding{others} ({what}, {batch})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-TITLES = {"none": "plain", "eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
+TITLES = {"none": "plain", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "n-gram", "dflash": "DFlash"}
 
 
 class Style(msgspec.Struct, frozen=True):
@@ -26,10 +26,10 @@ STYLES = {
     "none": Style("#666666", "s", (3.2, 1.8)),
     "eagle3": Style("#b34700", "^", (0.9, 1.8)),
     "mtp": Style("#00795a", "D", (4.5, 1.4, 0.9, 1.4)),
+    "ngram": Style("#9c4a7e", "X", (1.8, 0.9)),
     "dflash": Style("#0065a3", "o"),
 }
 MORE = (
-    Style("#9c4a7e", "X", (1.8, 0.9)),
     Style("#7a6400", "s", (0.5, 1.4)),
     Style("#3d3d9e", "^", (5.5, 1.8)),
 )

@@ -115,12 +115,12 @@ def _engine_traffic(growth: MetricsPage, names: CounterNames, kind: ServerKind, 
     }
     page = MetricsPage(growth.where, of_engine)
     output, passes = page.total(names.output_tokens), page.total(names.passes)
-    positions = _positions(page, names.positions, names.position_label)
+    positions = [round(value) for value in page.positions(names.positions, names.position_label)]
     proposed = page.total(names.proposed) if names.proposed else None
     if kind == "sglang":  # it counts no accepted drafts: see SglangMeter
         accepted = max(0.0, output - page.total(names.requests) - passes)
     elif kind == "tensorrt-llm":  # drafted at position 0 is once a pass
-        drafted = _positions(page, names.passes, names.position_label)
+        drafted = [round(value) for value in page.positions(names.passes, names.position_label)]
         proposed, passes, accepted = float(sum(drafted)), float(next(iter(drafted), 0)), float(sum(positions))
     else:
         accepted = page.total(names.accepted)
@@ -128,15 +128,6 @@ def _engine_traffic(growth: MetricsPage, names: CounterNames, kind: ServerKind, 
         engine=engine, drafting_passes=round(passes), accepted=round(accepted), output_tokens=round(output),
         proposed=None if proposed is None else round(proposed), accepted_by_position=positions,
     )  # fmt: skip
-
-
-def _positions(page: MetricsPage, name: str, label: str) -> list[int]:
-    totals: dict[int, float] = {}
-    for labels, value in page.samples.get(name, ()):
-        if not (position := labels.get(label, "")).isdecimal() or int(position) >= 1024:
-            raise EndpointError(f"{page.where}: {name} has the {label} {shown(position)}, which is no position")
-        totals[int(position)] = totals.get(int(position), 0.0) + value
-    return [round(totals.get(position, 0.0)) for position in range(max(totals, default=-1) + 1)]
 
 
 def _sum(page: MetricsPage, names: tuple[str, ...]) -> float | None:

@@ -181,7 +181,7 @@ def load_model(
         Facts.load(directory / GENERATION_CONFIG)
     headers = read_headers(directory)
     weights = read_weights(directory) if headers is None else headers
-    torch_dtype = target_dtype(dtype, directory, weights)
+    torch_dtype = target_dtype(dtype, directory, weights, device)
     is_sharded = num_ranks > 1
     spread = {} if device == "cpu" or is_sharded else placement(directory, weights, torch_dtype, device)
     if not spread:  # onto a GPU, a whole target goes by way of the CPU, and a shard at once

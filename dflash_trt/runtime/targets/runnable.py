@@ -56,15 +56,15 @@ def _elsewhere(runtimes: str) -> str:
 FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
-def target_dtype(asked: str, directory: Path, weights: Mapping[str, StoredTensor]) -> torch.dtype:
+def target_dtype(asked: str, directory: Path, weights: Mapping[str, StoredTensor], device: str = "cpu") -> torch.dtype:
     """The type to compute a target in, whose tensors are `weights`.
 
-    `auto` is FLOAT: it holds each value of a BF16, F16 or F32 checkpoint, and what a block rounds otherwise than a
-    token alone is too small to flip a choice. Raises RequestError for no such type, CheckpointError for BF16 where the
-    checkpoint is of another, which it would round.
+    `auto` is BF16 for a BF16 checkpoint on a GPU, and FLOAT otherwise: FLOAT holds each value of a BF16, F16 or F32
+    checkpoint, and rounding differences between a block and single tokens are then too small to flip a choice. Raises
+    RequestError for an unknown type, CheckpointError for BF16 where the checkpoint's values would be rounded.
     """
     check_dtype(asked)
-    if asked != "bfloat16":
+    if asked == "float32" or (asked == "auto" and device == "cpu"):
         return torch.float32
     sizes: Counter[str] = Counter()
     for tensor in weights.values():
@@ -73,6 +73,8 @@ def target_dtype(asked: str, directory: Path, weights: Mapping[str, StoredTensor
     if sizes["F16"]:
         stored = "F16"
     if stored != "BF16":
+        if asked == "auto":
+            return torch.float32
         example = next(tensor for tensor in weights.values() if tensor.dtype == stored)
         raise CheckpointError(
             f"{directory}: dtype bfloat16: expected weights in bfloat16, found {FLOATS[stored]} ({example.name}), which"

@@ -223,7 +223,7 @@ CASES = {
         "at least 640, found 320", runtime="vllm", severity=WARNING),
     "vllm: another parser": Case("parsers", {"reasoning_parser": "qwen3"}, "openai_gptoss for openai/gpt-oss-120b",
         runtime="vllm", severity=WARNING),
-    "another method": Case("method", {f"{SPEC}.decoding_type": "NGram"}, "the method ngram: its keys were compared",
+    "another method": Case("method", {f"{SPEC}.decoding_type": "PARD"}, "the method pard: its keys were compared",
         severity=UNCHECKED),
     "vllm: another method": Case("method", {f"{SPEC}.method": "mtp"}, "the method mtp", runtime="vllm",
         severity=UNCHECKED),

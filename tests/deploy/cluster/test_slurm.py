@@ -61,6 +61,10 @@ def test_whole_nodes_unless_told(runtime: str) -> None:
     assert re.findall("^#SBATCH --(.*)$", changed, re.M)[-4:] == [
         "mem=200G", "output=%x-%j.log", "cpus-per-task=14", "partition=gpu"
     ]  # fmt: skip
+    none = (word for each in ("exclusive", "mem", "output") for word in ("--set", f"sbatch.{each}=no"))
+    assert re.findall("^#SBATCH --([^=]*)", script("--runtime", runtime, *none), re.M) == [
+        "job-name", "nodes", "ntasks-per-node", "gpus-per-node"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", ["nodes=2", "mem", "mem=", "comment=a b", "x;y=1", "Mem=1", "mem=1\nreboot"])

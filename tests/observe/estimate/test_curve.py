@@ -55,13 +55,13 @@ def test_forty_lines_beside_what_is_published() -> None:
     assert len(lines) <= 40
     (published,) = (line for line in lines if line.startswith("published"))
     assert published == (
-        "published: 2.3x plain decoding, EAGLE-3 1.7x (SPEED-Bench, average, batch not stated), TensorRT-LLM, 8 x B300:"
+        "published: 2.3x to 2.6x plain decoding, EAGLE-3 1.7x (5 rows, batch not stated), TensorRT-LLM, 8 x B300:"
         " NVIDIA developer blog, 2026-06-23"
     )
     batches = [line.split("│")[1].strip() for line in lines[-8:-1]]
     assert batches == ["1", "2", "4", "8", "16", "32", "64"]
     other = run("estimate", "qwen3-8b.b200x1.latency", "--runtime", "sglang").stdout
-    assert "published: 2.4x to 5.1x plain decoding in 4 rows, batch 1 to 32, SGLang, B200: DFlash, arXiv" in other
+    assert "published: 2.4x to 5.1x plain decoding (10 rows, batch 1 to 32), SGLang, B200: DFlash, arXiv" in other
     elsewhere = run("estimate", "qwen3-8b.rtx5090x1.latency").stdout
     assert "published: nothing for Qwen/Qwen3-8B with vLLM on rtx5090x1" in elsewhere
 

@@ -33,7 +33,7 @@ def test_between_points_linearly_and_beyond_them_nothing(user_rate: float, expec
 
 
 def test_methods_that_nobody_knows_get_styles_of_their_own() -> None:
-    assert styles(["dflash", "ngram", "none", "pard"]) == [STYLES["dflash"], MORE[0], STYLES["none"], MORE[1]]
+    assert styles(["dflash", "medusa", "none", "pard"]) == [STYLES["dflash"], MORE[0], STYLES["none"], MORE[1]]
     many = styles([f"m{index}" for index in range(20)])
     assert len(many) == 20
     assert len({(style.color, style.marker) for style in many[:7]}) == 7

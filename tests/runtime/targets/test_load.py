@@ -48,9 +48,14 @@ def stored_as(directory: Path, dtype: torch.dtype, names: str = "") -> Path:
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
 def test_auto_holds_every_value(stored: torch.dtype, tmp_path: Path) -> None:
+    """In FLOAT on a CPU; in the checkpoint's own type on a GPU, except for FP16, which FLOAT holds."""
     directory = stored_as(tmp_path / "target", stored)
-    for asked in ("auto", "float32"):
-        assert target_dtype(asked, directory, read_weights(directory)) == torch.float32
+    weights = read_weights(directory)
+    on_gpu = torch.bfloat16 if stored == torch.bfloat16 else torch.float32
+    assert target_dtype("auto", directory, weights) == torch.float32
+    assert target_dtype("auto", directory, weights, "cuda") == on_gpu
+    for device in ("cpu", "cuda"):
+        assert target_dtype("float32", directory, weights, device) == torch.float32
 
 
 @pytest.mark.parametrize("name", ["float16", "float32"])
@@ -146,7 +151,7 @@ def test_gpus_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = loaded_bytes(read_weights(TARGET), torch.float32)
     two_gpus(monkeypatch, needed // 2 - 1)
     monkeypatch.setattr(huggingface, "fetch_weights", None)  # not even fetched
-    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda:1"))
+    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda:1", dtype="float32"))
     assert "of free GPU memory for its weights as 32-bit numbers, found" in message
     assert "on 2 GPUs" in message
     assert "--dtype bfloat16 halves them" in message
@@ -163,7 +168,7 @@ def test_a_target_larger_than_one_gpu_is_spread(monkeypatch: pytest.MonkeyPatch)
 def test_a_spread_target_stays_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here accelerate finds room on the CPU only."""
     two_gpus(monkeypatch, loaded_bytes(read_weights(TARGET), torch.float32) - 1)
-    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda"))
+    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda", dtype="float32"))
     assert "expected room for all layers on 2 GPUs, found some left over for the CPU" in message
 
 

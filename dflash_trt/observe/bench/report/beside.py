@@ -13,8 +13,8 @@ from dflash_trt.observe.bench.report.published_rows import Figures, PublishedRow
 from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.diagnosis.published_tau import is_copy
 from dflash_trt.observe.pages.page_templates import Table
+from dflash_trt.observe.plots.method_styles import TITLES
 
-METHODS = {"dflash": "DFlash", "eagle3": "EAGLE-3"}
 COLUMNS = (
     "table", "target", "prompts", "concurrency", "where", "method", "published", "tau", "measured", TAU, "differs in",
 )  # fmt: skip
@@ -39,8 +39,7 @@ def beside(sweeps: Sequence[Sweep], rows: PublishedSet) -> tuple[BesideRow, ...]
     """Every published row and method, in their order, with the figures that the `sweeps` have of it."""
     found = []
     for row in rows.rows:
-        columns = {("dflash", ""): row.dflash, **{("eagle3", draft): each for draft, each in row.eagle3.items()}}
-        for (method, draft), figures in columns.items():
+        for (method, draft), figures in row.figures().items():
             measured, remark = _measured(row, method, sweeps)
             found.append(
                 BesideRow(row=row, method=method, draft=draft, published=figures, measured=measured, remark=remark)
@@ -52,7 +51,7 @@ def _measured(row: PublishedRow, method: str, sweeps: Sequence[Sweep]) -> tuple[
     """The run's figures that the row can be compared with, and a remark."""
     if row.task is None:
         return None, "prompts that bench has not, or an average of several sets"
-    with_prompts = [each for each in sweeps if (each[0].prompt_set, each[0].category) == (row.task, None)]
+    with_prompts = [each for each in sweeps if (each[0].prompt_set, each[0].category) == (row.task, row.category)]
     if not with_prompts:
         return None, "other prompts"
     with_target = [
@@ -62,7 +61,7 @@ def _measured(row: PublishedRow, method: str, sweeps: Sequence[Sweep]) -> tuple[
         if series.name.startswith(method) and is_copy(series.method.model.rpartition("/")[2].lower(), row.target)
     ]
     if not with_target:
-        return None, f"no {METHODS[method]} on this target"
+        return None, f"no {TITLES[method]} on this target"
     for series, figures in with_target:
         for concurrency, by_method in figures.items():
             same = series.name in by_method and by_method[series.name].speedup is not None
@@ -77,7 +76,7 @@ def _differences(row: PublishedRow, series: MethodSeries, concurrency: int) -> s
     remarks = [f"where: {run.server or 'hardware not stated'}, {series.method.runtime}"]
     if row.concurrency is None:
         remarks.append(f"concurrency {concurrency}; the row's is not stated")
-    if request.temperature:
+    if request.temperature != row.temperature:
         remarks.append(f"temperature {request.temperature:g}")
     if row.thinking is not None and request.thinking != ("on" if row.thinking else "off"):
         remarks.append(f"thinking {request.thinking or 'not set'}")
@@ -92,7 +91,7 @@ def beside_table(rows: Sequence[BesideRow], published: PublishedSet) -> Table:
     for each in rows:
         row, measured = each.row, each.measured
         requests = "?" if row.concurrency is None else str(row.concurrency)
-        method = f"{METHODS[each.method]}{f', {each.draft}' if each.draft else ''}"
+        method = f"{TITLES[each.method]}{f', {each.draft}' if each.draft else ''}"
         lines.append((
             row.table, row.target, f"{row.prompts}{', thinking' if row.thinking else ''}", requests, row.where, method,
             f"{each.published.speedup:g}x", NONE if each.published.tau is None else f"{each.published.tau:g}",

@@ -32,20 +32,40 @@ def test_rows_of_the_same_target_prompts_and_concurrency() -> None:
     loaded = renamed("Qwen/Qwen3-8B-FP8", "math500", template="chat", thinking="off")
     found = report([loaded], 0, published=published_sets()["paper"])
     measured = [each for each in found.beside if each.measured is not None]
-    assert [(each.row.table, each.row.concurrency) for each in measured] == [("thinking", 1), ("serving", 1)]
-    (row,) = [row for row in found.workloads[0].sweep if row.concurrency == 1]
-    assert all(each.measured == row.by_method["dflash"] for each in measured)
-    thinking, serving = (each.remark for each in measured)
-    assert thinking == "where: 1 x B200, dflash-trt; thinking off"
-    assert serving == "where: 1 x B200, dflash-trt"
+    tables = [f"Table {table}, T {temperature}" for table in (1, 2) for temperature in (0, 1)]
+    at = [(each.row.table, each.row.concurrency) for each in measured]
+    assert at == [*((table, 1) for table in tables), ("Table 3", 1), ("Table 3", 4), ("Table 3", 8)]
+    sweep = {row.concurrency: row.by_method["dflash"] for row in found.workloads[0].sweep}
+    assert all(each.measured == sweep[each.row.concurrency] for each in measured)
+    where = "where: 1 x B200, dflash-trt"
+    differs = ["", "; temperature 0", "; thinking off", "; temperature 0; thinking off", "", "", ""]
+    assert [each.remark for each in measured] == [where + each for each in differs]
     reasons = {each.remark for each in found.beside if each.measured is None}
     assert reasons == {
         "prompts that bench has not, or an average of several sets", "other prompts", "no DFlash on this target",
-        "not measured at 32 requests without speculation and with it",
+        "no EAGLE-3 on this target", "no MTP on this target",
+        *(f"not measured at {n} requests without speculation and with it" for n in (16, 32)),
     }  # fmt: skip
     table = beside_table(found.beside, published_sets()["paper"])
     assert len(table.rows) == len(found.beside)
     assert all(len(cells) == len(table.columns) for cells in table.rows)
+
+
+def test_every_row_and_method_is_put_beside() -> None:
+    loaded = renamed("Qwen/Qwen3-8B", "math500")
+    for name, published in published_sets().items():
+        found = report([loaded], 0, published=published).beside
+        assert len(found) == sum(len(row.figures()) for row in published.rows)
+        assert {each.method for each in found} == {"dflash", "eagle3", *(["mtp"] if name == "paper" else [])}
+
+
+def test_a_category_is_compared_with_that_category() -> None:
+    loaded = renamed("gpt-oss-120b", "speed-bench-qualitative")
+    points = tuple(msgspec.structs.replace(each, category="coding") for each in loaded.points)
+    prompts = msgspec.structs.replace(loaded.run.prompt_set, categories=("coding",))
+    run = msgspec.structs.replace(loaded.run, prompt_set=prompts)
+    found = report([LoadedRun(loaded.directory, run, points)], 0, published=published_sets()["nvidia"]).beside
+    assert [each.row.category for each in found if each.measured is not None] == ["coding"]
 
 
 def test_a_row_whose_concurrency_is_not_stated() -> None:
@@ -62,7 +82,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     run_here("bench", "report", RUN, "-o", tmp_path / "report", "--beside", "nvidia")
     output = capsys.readouterr()
     assert "Published: NVIDIA developer blog, 2026-06-23" in output.out
-    assert "Table 1's rows by category" in output.err
+    assert "Not read: Table 1's other categories" in " ".join(output.err.split())
     for name in ("report.md", "report.html"):
         assert "google/gemma-4-31B-it" in (tmp_path / "report" / name).read_text()
     with pytest.raises(click.UsageError, match="relative to decoding without speculation"):

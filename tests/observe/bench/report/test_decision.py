@@ -58,14 +58,15 @@ def test_a_figure_above_the_acceptance_length_is_no_result(tmp_path: Path) -> No
 def test_no_headline_of_the_shipped_run_is_above_its_acceptance_length() -> None:
     found = report(load_runs([FIXTURE]), seed=0)
     rows = [*found.workloads[0].sweep, *(row for task in found.tasks for row in task.rows)]
-    for figures in (each for row in rows for each in row.by_method.values()):
-        if figures.speedup is None or not figures.speedup.is_possible:
-            continue
-        assert figures.tau_of_drafting_passes is not None
-        assert figures.speedup.interval is not None
-        assert figures.speedup.interval[1] <= figures.tau_of_drafting_passes
-    for match in re.findall(r"(\d+\.\d+)x", " ".join(verdict(found))):
-        assert float(match) <= 3.32
+    compared = [each for row in rows for each in row.by_method.values() if each.speedup is not None]
+    taus = [each.tau_of_drafting_passes for each in compared if each.tau_of_drafting_passes is not None]
+    assert len(taus) == len(compared) > 0
+    for each, tau in zip(compared, taus, strict=True):
+        assert each.speedup is not None
+        assert each.speedup.interval is not None
+        assert not each.speedup.is_possible or each.speedup.interval[1] <= tau
+    headline = [float(match) for match in re.findall(r"(\d+\.\d+)x", " ".join(verdict(found)))]
+    assert max(headline) <= max(taus)
 
 
 def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:
@@ -90,8 +91,8 @@ def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:
         report(runs, seed=7, reference="mtp")
 
 
-def test_four_methods_on_one_curve(tmp_path: Path) -> None:
-    rates = {"none": (100, 100), "eagle3": (150, 120), "mtp": (160, 130), "dflash": (300, 90)}
+def test_five_methods_on_one_curve(tmp_path: Path) -> None:
+    rates = {"none": (100, 100), "eagle3": (150, 120), "mtp": (160, 130), "ngram": (120, 104), "dflash": (300, 90)}
     points = [
         samples.point(name, c, rate, rate) for name, pair in rates.items() for c, rate in zip((1, 4), pair, strict=True)
     ]
@@ -100,10 +101,11 @@ def test_four_methods_on_one_curve(tmp_path: Path) -> None:
     assert verdict(report(runs, seed=7, reference="mtp")) == (
         "plain against MTP, ours: slower everywhere: at concurrency 1 to 4 (0.62x to 0.77x)",
         "EAGLE-3 against MTP, ours: slower everywhere: at concurrency 1 to 4 (0.92x to 0.94x)",
+        "n-gram against MTP, ours: slower everywhere: at concurrency 1 to 4 (0.75x to 0.80x)",
         "DFlash against MTP, ours: faster at concurrency 1 (1.88x); slower at concurrency 4 (0.69x)",
     )
     text = render_report(report(runs, seed=7, reference="mtp"), "markdown")
-    for title in ("plain", "EAGLE-3", "MTP", "DFlash"):
+    for title in ("plain", "EAGLE-3", "MTP", "n-gram", "DFlash"):
         assert f"| {title} |" in text
 
 

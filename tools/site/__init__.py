@@ -1,0 +1,1 @@
+"""The documentation as a site: pages of the repository, and references that are made from the code."""
