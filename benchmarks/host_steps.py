@@ -21,6 +21,7 @@ OTHER_PACKAGE = "DFLASH_BENCH_PACKAGE"
 DIGITS = range(17, 27)
 """Tokens "0" to "9" of the fixture, of which the stand-ins' answers consist in this order."""
 NUM_DRAFT_TOKENS = 7
+STOP_IDS = frozenset({0})
 PROMPT = 32
 PAGE = 32
 EMPTIED_BYTES = 2**26
@@ -231,7 +232,7 @@ class Steps:
         prompt = [*range(28, 48)] * (case.prompt // 20 + 1)
         prompt = [28 + number % 32, 28 + number // 32, *prompt[: case.prompt - 3], DIGITS[0]]
         request = Request(
-            prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=frozenset({0}),
+            prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=STOP_IDS,
             text=TextStream(self._tokenizer, settings.get("stop", ())) if self._tokenizer is not None else None,
             processors=[self._grammar()] if case.grammar else [],
         )  # fmt: skip

@@ -13,7 +13,7 @@ from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.proposals import Draw, Proposals
-from dflash_trt.runtime.passes import Passes
+from dflash_trt.runtime.emissions import Emissions
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor
@@ -56,7 +56,7 @@ class Request:
     """Log probability of each prompt token but the first, if asked for."""
     prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
     """Log probabilities of the most likely tokens in the place of each prompt token."""
-    passes: Passes = field(default_factory=Passes)
+    emissions: Emissions = field(default_factory=Emissions)
     ending: FinishReason | None = None
     """Why no token follows, until `finish` makes it what it is `finished` with."""
     finished: FinishReason | None = None
@@ -64,8 +64,6 @@ class Request:
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
     """Time at which it left the queue."""
-    emitted: list[float] = field(default_factory=list)
-    """Times of the first token and of each step after it."""
     ended: float | None = None
     error: Exception | None = None
     """Cause of an incomplete answer: this request's logits, or a decoder that failed."""
@@ -78,7 +76,7 @@ class Request:
     @property
     def steps(self) -> list[Step]:
         """Verify passes, without the prefill, which emits the first token."""
-        return self.passes.steps(self.token_ids)
+        return self.emissions.read(self.token_ids).steps
 
     @property
     def max_length(self) -> int:
@@ -133,11 +131,12 @@ class Request:
         if taken == 0:
             self.ending = FinishReason.ERROR
             return 0
-        if self.text is not None or taken >= self.remaining or not self.stop_ids.isdisjoint(token_ids):
+        is_last = taken >= self.params.max_tokens - len(answer) or not self.stop_ids.isdisjoint(token_ids)
+        if is_last or (self.text is not None and self.text.stop):
             taken = self._until_end(token_ids)
-        self.emitted.append(now)
-        if answer:
-            self.passes.add(drafted, taken, taken if taken < len(token_ids) else taken - 1)
+        elif self.text is not None:
+            self.text.extend(token_ids)
+        self.emissions.add(now, drafted, taken, taken if taken < len(token_ids) else taken - 1)
         answer += token_ids[:taken]
         if self.logprobs:
             for logprobs in (self.logprobs, self.top_logprobs):

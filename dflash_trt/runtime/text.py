@@ -19,7 +19,7 @@ class TextStream:
         """The stop text before which it ended."""
         self._tokenizer = tokenizer
         self._decoder = _decode_stream()
-        self._stop = stop
+        self.stop = stop
         self._min_tokens = min_tokens
         self._token_ids: list[int] = []
         self._num_decoded = 0
@@ -50,7 +50,7 @@ class TextStream:
 
     def extend(self, token_ids: Sequence[int]) -> int:
         """Appends tokens up to the one that completes a stop text; their number. Other text is made when asked for."""
-        if not self._stop:
+        if not self.stop:
             self._token_ids += token_ids
             return len(token_ids)
         for count, token in enumerate(token_ids, 1):
@@ -75,7 +75,7 @@ class TextStream:
             self._catch_up()
         text, unsearched = "".join(self._new), self._num_unsearched
         # A stop text begins in the pending text or in the new text.
-        pairs = zip(self._stop, self._begun, strict=True)
+        pairs = zip(self.stop, self._begun, strict=True)
         self._begun = [overlap(text[max(0, len(text) - begun - unsearched) :], stop) for stop, begun in pairs]
         held = 0 if self._is_closed else max(self._begun, default=0)
         self._new, self._num_unsearched = [text[len(text) - held :]], 0
@@ -98,7 +98,7 @@ class TextStream:
     def _grow(self, piece: str) -> None:
         # A stop text that was not there before ends in the new piece.
         text, begin = self._end + piece, len(self._end) + 1
-        searched = self._stop if self._num_decoded > self._min_tokens else ()
+        searched = self.stop if self._num_decoded > self._min_tokens else ()
         ends = [(at, stop) for stop in searched if (at := text.find(stop, max(0, begin - len(stop)))) >= 0]
         if ends:
             end, self.stopped_by = min(ends)
