@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import httpx
+import httpx2
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
@@ -37,14 +37,14 @@ def body(**fields: object) -> dict[str, object]:
     return {"prompt": f"def f{next(NUMBERS)}(", "temperature": 0, "ignore_eos": True, "max_tokens": 150, **fields}
 
 
-async def cut_stream(client: httpx.AsyncClient) -> int:
+async def cut_stream(client: httpx2.AsyncClient) -> int:
     async with client.stream("POST", "/v1/completions", json=body(stream=True, n=4)) as response:
         async for _ in response.aiter_bytes():
             break
     return response.status_code
 
 
-async def unread_stream(client: httpx.AsyncClient) -> str:
+async def unread_stream(client: httpx2.AsyncClient) -> str:
     _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port, limit=1)
     writer.write(completion(**body(stream=True, n=4)))
     await writer.drain()
@@ -53,17 +53,17 @@ async def unread_stream(client: httpx.AsyncClient) -> str:
     return "unread"
 
 
-async def long_prompt(client: httpx.AsyncClient) -> int:
+async def long_prompt(client: httpx2.AsyncClient) -> int:
     return (await client.post("/v1/completions", json=body(prompt="x y " * (LONG_BYTES // 4)))).status_code
 
 
-async def broken_body(client: httpx.AsyncClient) -> int:
+async def broken_body(client: httpx2.AsyncClient) -> int:
     headers = {"content-type": "application/json"}
     content = b'{"prompt": "' * (BROKEN_BYTES // 12)
     return (await client.post("/v1/completions", content=content, headers=headers)).status_code
 
 
-async def new_schema(client: httpx.AsyncClient) -> int:
+async def new_schema(client: httpx2.AsyncClient) -> int:
     names = [f"key{next(NUMBERS)}" for _ in range(8)]
     schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
     fields = body(
@@ -74,7 +74,7 @@ async def new_schema(client: httpx.AsyncClient) -> int:
     return (await client.post("/v1/completions", json=fields)).status_code
 
 
-async def honest(client: httpx.AsyncClient) -> int:
+async def honest(client: httpx2.AsyncClient) -> int:
     return (await client.post("/v1/completions", json=body(max_tokens=32))).status_code
 
 
@@ -86,15 +86,15 @@ KINDS = {
 
 async def one_round(url: str, kinds: Sequence[str], requests: int) -> dict[str, int]:
     """Statuses, and how many answers had each."""
-    limits, places = httpx.Limits(max_connections=AT_ONCE), asyncio.Semaphore(AT_ONCE)
+    limits, places = httpx2.Limits(max_connections=AT_ONCE), asyncio.Semaphore(AT_ONCE)
     statuses: dict[str, int] = {}
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
 
         async def send(kind: str) -> None:
             async with places:
                 try:
                     status = str(await KINDS[kind](client))
-                except httpx.TransportError:  # the server answers, and closes, before it has read all of the body
+                except httpx2.TransportError:  # the server answers, and closes, before it has read all of the body
                     status = "closed"
             statuses[status] = statuses.get(status, 0) + 1
 

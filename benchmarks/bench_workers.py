@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
-import httpx
+import httpx2
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
@@ -38,7 +38,7 @@ async def one_round(running: Cluster, clients: int, requests: int, tokens: int) 
     waiting = iter([f"def f{index}(x, y):" for index in range(requests)])
     seconds: list[float] = []
 
-    async def client(connection: httpx.AsyncClient) -> None:
+    async def client(connection: httpx2.AsyncClient) -> None:
         for prompt in waiting:
             begin = time.perf_counter()
             body = running.body(prompt, max_tokens=tokens)
@@ -47,7 +47,7 @@ async def one_round(running: Cluster, clients: int, requests: int, tokens: int) 
                 raise click.ClickException(f"a request failed with {answer.status_code}: {answer.text[:100]}")
             seconds.append(time.perf_counter() - begin)
 
-    async with httpx.AsyncClient(timeout=PATIENCE) as connection:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as connection:
         begin = time.perf_counter()
         await asyncio.gather(*(client(connection) for _ in range(clients)))
         return requests * tokens / (time.perf_counter() - begin), statistics.median(seconds)

@@ -45,7 +45,7 @@ FLOORS = [
 EXCEPTIONS = {("triton/model.py", "dflash_trt.runtime.load")}
 HEAVY = {
     "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx_bindings", "transformers", "numpy", "huggingface_hub",
-    "pynvml", "httpx", "pyarrow", "matplotlib", "jinja2", "rich", "jsonschema",
+    "pynvml", "httpx2", "pyarrow", "matplotlib", "jinja2", "rich", "jsonschema",
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ PACKAGES = {
     "starlette": (("serve",), "pip install 'dflash-trt[serve]'"),
     "llguidance": (("structured outputs",), "pip install 'dflash-trt[serve]'"),
     "opentelemetry-sdk": (("traces of serve",), "pip install 'dflash-trt[serve]'"),
-    "httpx": (("doctor URL", "bench run"), "pip install 'dflash-trt[observe]'"),
+    "httpx2": (("doctor URL", "bench run"), "pip install 'dflash-trt[observe]'"),
     "tritonclient": (("triton-repo",), "pip install 'dflash-trt[triton]'"),
     "mpi4py": (("doctor --ranks", "mpiexec instead of torchrun"), "pip install mpi4py mpich"),
     "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own: {DYNAMO}"),

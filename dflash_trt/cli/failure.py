@@ -27,7 +27,7 @@ EXTRAS = {
     "starlette": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
-    "httpx": "observe",
+    "httpx2": "observe",
     "jinja2": "observe",
     "pyarrow": "observe",
 }

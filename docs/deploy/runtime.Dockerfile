@@ -3,8 +3,8 @@
 # --target gpu -t dflash-trt:gpu: with CUDA's torch and our kernels; docker run --gpus all (driver 580 or newer).
 # --target dynamo -t dflash-trt:dynamo: NVIDIA Dynamo's worker and frontend.
 # --build-arg DFLASH_COMMIT=$(git rev-parse HEAD) is what `dflash-trt --version` then says.
-# Built with Debian 12's Python 3.11 in the place of python:3.12-slim, and torch's wheel from a file (gpu: 2.14.1, 6.9 GB);
-# run on a CPU, not yet on a GPU.
+# Never built as it stands: python:3.12-slim was out of reach. In November 2026 buildah built it on Debian 12 with Python
+# 3.11, with torch's wheel from a file (gpu: 2.14.1, 6.9 GB), and its images ran on a CPU, none on a GPU.
 ARG TORCH=torch==2.13.0
 
 FROM python:3.12-slim AS source

@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # Engine mode: docker build -f docs/deploy/trtllm.Dockerfile -t dflash-trt:trtllm .
-# On NVIDIA's image of TensorRT-LLM, with sshd for a LeaderWorkerSet. Not yet built. For Dynamo, on its own image:
+# On NVIDIA's image of TensorRT-LLM, with sshd for a LeaderWorkerSet. Never built: only hadolint has read it. For Dynamo:
 # --build-arg BASE=nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.6.1 --build-arg USER=1000
 ARG BASE=nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1
 FROM ${BASE}

@@ -105,4 +105,5 @@ def _sections(command: click.Command, context: click.Context) -> list[str]:
 def _escaped(text: str) -> str:
     """`text` for Markdown, in which only code between backquotes keeps its meaning."""
     pieces = re.split(r"(`[^`]+`)", text)
-    return "".join(piece if piece.startswith("`") else re.sub(r"([\\*_<>\[\]|])", r"\\\1", piece) for piece in pieces)
+    plain = (re.sub(r"([\\*_\[\]])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces)
+    return "".join(piece if piece.startswith("`") else escaped for piece, escaped in zip(pieces, plain, strict=True))

@@ -43,4 +43,5 @@ def _on_site(link: re.Match[str], folder: str) -> str:
     if path.startswith("findings/"):
         return f"[{text}](findings.md)"
     name = Path(path).name
-    return text if "." in name and name in text else f"{text} (`{path}`)"
+    is_named = path in text or ("." in name and name in text)
+    return text if is_named else f"{text} (`{path}`)"

@@ -17,7 +17,7 @@ from dflash_trt.errors import EndpointError, shown
 from dflash_trt.files.json_file import json_object
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 from dflash_trt.observe.endpoints.answer_stream import Answer, AnswerReader, events
 from dflash_trt.observe.endpoints.client_errors import refusal, too_late, unreachable
@@ -40,7 +40,7 @@ class Client(AbstractContextManager["Client", None]):
         `deadline_seconds` from now every connection is closed, and requests raise EndpointError. Raises EndpointError
         unless it is an http(s) URL.
         """
-        import httpx
+        import httpx2
 
         self.url = base_url(url)
         host = urlsplit(self.url).hostname
@@ -54,10 +54,10 @@ class Client(AbstractContextManager["Client", None]):
             self._cutter.daemon = True
             self._cutter.start()
         self._timeout = timeout
-        self._http = httpx.Client(
+        self._http = httpx2.Client(
             base_url=self.url,
             headers=headers,
-            limits=httpx.Limits(max_connections=None),
+            limits=httpx2.Limits(max_connections=None),
             trust_env=host not in LOOPBACK,  # no proxy between us and this machine
         )
 
@@ -78,11 +78,11 @@ class Client(AbstractContextManager["Client", None]):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _trace(self, event: str, information: Mapping[str, object]) -> None:
-        """httpcore's events: keeps the sockets of connections."""
-        import httpcore
+        """httpcore2's events: keeps the sockets of connections."""
+        import httpcore2
 
         stream = information.get("return_value")
-        if event == "connection.connect_tcp.complete" and isinstance(stream, httpcore.NetworkStream):
+        if event == "connection.connect_tcp.complete" and isinstance(stream, httpcore2.NetworkStream):
             self._sockets.append(stream.get_extra_info("socket"))
 
     def get(self, path: str) -> bytes:
@@ -106,23 +106,23 @@ class Client(AbstractContextManager["Client", None]):
         return reader.end(time.perf_counter() - began)
 
     @contextmanager
-    def _sent(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[httpx.Response]:
-        import httpx
+    def _sent(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[httpx2.Response]:
+        import httpx2
 
         where = f"{self.url}{path}"
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise too_late(where)
-        timeout = httpx.Timeout(min(self._timeout, left), connect=min(self._timeout, left, CONNECT_SECONDS))
+        timeout = httpx2.Timeout(min(self._timeout, left), connect=min(self._timeout, left, CONNECT_SECONDS))
         extensions = {"trace": self._trace}
         try:
             with self._http.stream(method, path, json=body, timeout=timeout, extensions=extensions) as response:
                 if response.status_code != 200:
                     raise refusal(where, response.status_code, _body(response, MAX_ERROR_BYTES, is_cut=True))
                 yield response
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise (too_late(where) if time.monotonic() >= self._deadline else unreachable(where, error)) from None
-        except httpx.InvalidURL as error:
+        except httpx2.InvalidURL as error:
             raise EndpointError(f"{where}: expected the URL of a server, found {error}") from None
 
 
@@ -142,7 +142,7 @@ def base_url(url: str) -> str:
     return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _body(response: httpx.Response, limit: int, *, is_cut: bool = False) -> bytes:
+def _body(response: httpx2.Response, limit: int, *, is_cut: bool = False) -> bytes:
     content = b""
     for piece in response.iter_raw():
         content += piece

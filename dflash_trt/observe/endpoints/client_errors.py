@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dflash_trt.errors import EndpointError, shown
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 
 SLOW_HINT = "is it overloaded? --seconds gives it more time"
@@ -33,14 +33,14 @@ def refusal(where: str, status: int, body: bytes) -> EndpointError:
     return EndpointError(f"{where}: expected 200, found {status}: {shown(message)}", hint=hint, status=status)
 
 
-def unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
-    import httpx
+def unreachable(where: str, error: httpx2.HTTPError) -> EndpointError:
+    import httpx2
 
-    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+    if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
         return EndpointError(f"{where}: no server answered in time", hint="is it running?")
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, httpx2.TimeoutException):
         return EndpointError(f"{where}: timed out waiting for an answer", hint="is it overloaded?")
-    if isinstance(error, httpx.ConnectError):
+    if isinstance(error, httpx2.ConnectError):
         message = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or "no connection"
         hint = "is it running, and is the port right?"
         if _is_unknown_host(error):
@@ -52,7 +52,7 @@ def unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:
-    """Searches the chain of causes, the only place where httpx keeps the resolver's error."""
+    """Searches the chain of causes, the only place where httpx2 keeps the resolver's error."""
     while error is not None and not isinstance(error, socket.gaierror):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -119,7 +119,7 @@ AVERAGED = 50  # one dot of the training loss stands for steps / 50 of them
 
 
 def draw_loss(progress: Progress, recipe: str, file: Path) -> None:
-    """Writes a PNG: training loss, loss on held-out sequences, and that of the dense draft."""
+    """Writes a PNG: loss on held-out sequences above that of the dense draft, and as far as it fits, training loss."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -130,10 +130,14 @@ def draw_loss(progress: Progress, recipe: str, file: Path) -> None:
     axes.plot([float(chunk.mean()) for chunk in chunks], means, ".", color=GREY, label="training (mean of steps)")
     steps, losses = zip(*progress.held_out, strict=True)
     axes.plot(steps, losses, "o-", color=BLUE, label=f"held out, {recipe}")
-    axes.axhline(progress.dense_held_out, color=ORANGE, linestyle="--", label="held out, as given (not quantised)")
+    dense = progress.dense_held_out
+    axes.axhline(dense, color=ORANGE, linestyle="--", label="held out, as given (not quantised)")
+    axes.fill_between(steps, losses, dense, color=BLUE, alpha=0.12, linewidth=0)  # the loss that is left
+    low, high = min(dense, *losses), max(dense, *losses)
+    axes.set_ylim(low - 0.5 * (high - low) - 1e-3, high + 0.5 * (high - low) + 1e-3)
     axes.set_title(_loss_headline(progress), loc="left", fontweight="bold")
     plain_axes(axes, "steps", "loss (nats, slots weighted)")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, columnspacing=1.2)
     save_picture(figure, file)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -69,13 +69,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def is_healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
+        return httpx2.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx2.TransportError:
         return False
 
 
 def page(url: str) -> MetricsPage:
-    return MetricsPage.parse(httpx.get(f"{url}/metrics", timeout=30).content, url)
+    return MetricsPage.parse(httpx2.get(f"{url}/metrics", timeout=30).content, url)
 
 
 def test_every_figure_is_vllms_own(url: str, aiperf: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_every_figure_is_vllms_own(url: str, aiperf: Path, tmp_path: Path) -> No
     assert (run.methods[0].runtime, run.methods[0].model, run.warnings) == ("vllm", "tiny", ())
     first = json.loads(prompts.read_text().splitlines()[0])["prompt"]
     body = {"model": "tiny", "prompt": first, "max_tokens": 8, "temperature": 0}
-    httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()  # the warm-up once more
+    httpx2.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()  # the warm-up once more
     again = page(url)
     for field, name in NAMES.items():
         measured = sum(getattr(point.acceptance.counts, field) for point in points)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
+import httpx2
 import pytest
 
 from dflash_trt.errors import EndpointError
@@ -150,7 +150,7 @@ def _running(directory: Path) -> Iterator[str]:
             port = re.search(r"address=127\.0\.0\.1:([1-9]\d*)", log.read_text())
             assert port, log.read_text()
             url = f"http://127.0.0.1:{port[1]}"
-            until(lambda: httpx.get(f"{url}/-/ready").status_code == 200)
+            until(lambda: httpx2.get(f"{url}/-/ready").status_code == 200)
             yield url
         finally:
             process.kill()

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from dflash_trt.api.sampling_params import SamplingParams
@@ -41,13 +41,13 @@ class Stream:
         """Lines that are neither text nor its end, and a connection that broke."""
         self._body = body | {"stream": True}
 
-    async def read(self, client: httpx.AsyncClient, url: str) -> None:
+    async def read(self, client: httpx2.AsyncClient, url: str) -> None:
         try:
             await self._read(client, url)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             self.problems.append(repr(error))
 
-    async def _read(self, client: httpx.AsyncClient, url: str) -> None:
+    async def _read(self, client: httpx2.AsyncClient, url: str) -> None:
         async with client.stream("POST", f"{url}/v1/completions", json=self._body) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
@@ -69,8 +69,8 @@ def streamed(
 
     async def main() -> list[Stream]:
         streams = [Stream(running.body(prompt, max_tokens=max_tokens)) for prompt in prompts]
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=PATIENCE, limits=limits) as client:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(timeout=PATIENCE, limits=limits) as client:
             work = [stream.read(client, running.url) for stream in streams]
             await asyncio.gather(*work, *([meanwhile(streams)] if meanwhile else []))
         return streams
@@ -142,7 +142,7 @@ class Worker(Node):
     def metric(self, name: str) -> float:
         """The sum over a metric's labels."""
         address = re.findall(r"status server bound to: (\S+)", self.log.read_text())[-1]
-        text = httpx.get(f"http://{address}/metrics", timeout=PATIENCE).text
+        text = httpx2.get(f"http://{address}/metrics", timeout=PATIENCE).text
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
@@ -198,13 +198,13 @@ class Cluster:
 
     def _knows_model(self) -> bool:
         try:
-            return self.model in httpx.get(f"{self.url}/v1/models", timeout=PATIENCE).text
-        except httpx.TransportError:
+            return self.model in httpx2.get(f"{self.url}/v1/models", timeout=PATIENCE).text
+        except httpx2.TransportError:
             return False
 
     def num_instances(self) -> int:
         """Workers that the frontend has heard of."""
-        health = httpx.get(f"{self.url}/health", timeout=PATIENCE).json()
+        health = httpx2.get(f"{self.url}/health", timeout=PATIENCE).json()
         return sum(instance["endpoint"] == "generate" for instance in health.get("instances", []))
 
 

@@ -7,7 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from tests.engines import build
 from tests.paths import FIXTURES
@@ -40,7 +40,7 @@ def stream(running: Cluster, workers: list[Worker] | None) -> str:
     """An answer; kills the worker that computes it."""
     text = ""
     body = running.body(PROMPT, max_tokens=1500, stream=True)
-    with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=PATIENCE) as response:
+    with httpx2.stream("POST", f"{running.url}/v1/completions", json=body, timeout=PATIENCE) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
@@ -104,7 +104,7 @@ def check_one_answer(running: Cluster, engine: Path) -> None:
     """Sampled with a seed, with log probabilities, and what it cost."""
     fields = {"max_tokens": 20, "temperature": 0.7, "seed": 5, "logprobs": 1}
     body = running.body(PROMPTS[0], **fields, nvext={"extra_fields": ["engine_data"]})
-    answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()
+    answer = httpx2.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()
     with LLM(engine, TARGET, max_batch_size=1) as llm:
         params = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=True, ignore_eos=True)
         expected = llm.generate(PROMPTS[0], params)[0]
@@ -118,14 +118,14 @@ def check_one_answer(running: Cluster, engine: Path) -> None:
 
 
 def check_refused(running: Cluster) -> None:
-    answer = httpx.post(f"{running.url}/v1/completions", json=running.body("a", length_penalty=2.0), timeout=PATIENCE)
+    answer = httpx2.post(f"{running.url}/v1/completions", json=running.body("a", length_penalty=2.0), timeout=PATIENCE)
     assert (answer.status_code, answer.json()["message"][:15]) == (400, "length_penalty:")
 
 
 def check_disconnect(running: Cluster) -> None:
     """A request whose client has gone frees its slot."""
     before = sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers)
-    with httpx.stream("POST", f"{running.url}/v1/completions", timeout=PATIENCE,
+    with httpx2.stream("POST", f"{running.url}/v1/completions", timeout=PATIENCE,
                       json=running.body("a", max_tokens=2000, stream=True)) as response:  # fmt: skip
         lines = response.iter_lines()  # closes the connection when it is dropped
         next(lines)
@@ -258,7 +258,7 @@ def test_prefixes_are_routed_to_their_pages(engine: Path, tmp_path: Path) -> Non
 def ask(running: Cluster, prompt: str) -> int:
     """Tokens of the prompt that were cached."""
     body = running.body(prompt, max_tokens=4)
-    usage = httpx.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()["usage"]
+    usage = httpx2.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.runtime.dynamo.cluster import (
@@ -54,8 +54,8 @@ def test_frontend_ends_among_streams(engine: Path, tmp_path: Path, stop: str) ->
         else:
             assert ["ProtocolError" in str(stream.problems) for stream in streams] == [True] * len(streams)
         asyncio.run(until(lambda: num_running(workers) == 0))
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{running.url}/health")
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{running.url}/health")
 
         running.start_frontend()
         running.await_workers()
@@ -113,6 +113,6 @@ def test_worker_that_was_stopped_is_not_left_alone(engine: Path, tmp_path: Path)
 
 
 async def ask(running: Cluster, prompt: str) -> int:
-    async with httpx.AsyncClient(timeout=PATIENCE) as client:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as client:
         answer = await client.post(f"{running.url}/v1/completions", json=running.body(prompt, max_tokens=10))
     return answer.status_code

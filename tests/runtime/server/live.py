@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from openai import OpenAI
 
 from dflash_trt.llm import LLM
@@ -82,8 +82,8 @@ def started(engine: Path, target: Path, log: Path, *options: object, **how: Sequ
 
 def refuses(url: str) -> bool:
     try:
-        httpx.get(f"{url}/health", timeout=PATIENCE)
-    except httpx.TransportError:
+        httpx2.get(f"{url}/health", timeout=PATIENCE)
+    except httpx2.TransportError:
         return True
     return False
 
@@ -122,12 +122,12 @@ class Live:
         self.port = port
         self.endpoints = endpoints
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
+        self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE)
 
     def openai(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
 
-    def post(self, path: str = "/v1/completions", **body: object) -> httpx.Response:
+    def post(self, path: str = "/v1/completions", **body: object) -> httpx2.Response:
         return self.http.post(path, json=body)
 
     def complete(self, **body: object) -> Json:

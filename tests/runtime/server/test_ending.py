@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from msgspec.structs import replace
 
@@ -79,18 +79,18 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.parametrize(("drain_seconds", "max_tokens"), [(60, 150), (0, 8000)])
 def test_sigterm_drains(serve: Serve, drain_seconds: int, max_tokens: int) -> None:
     """Answers that finish in time are whole; after it, every client gets an error."""
-    body, whole, events = LONG | {"max_tokens": max_tokens}, list[httpx.Response](), list[str]()
+    body, whole, events = LONG | {"max_tokens": max_tokens}, list[httpx2.Response](), list[str]()
 
     def client(url: str, stop: Callable[[], None]) -> None:
         post = threading.Thread(
             target=lambda: whole.append(
-                httpx.post(f"{url}/v1/completions", json=body | {"stream": False}, timeout=PATIENCE)
+                httpx2.post(f"{url}/v1/completions", json=body | {"stream": False}, timeout=PATIENCE)
             )
         )
         post.start()
         running = 'vllm:num_requests_running{engine="0",model_name="m"} 1'
-        until(lambda: bool(whole) or running in httpx.get(f"{url}/metrics").text)
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
+        until(lambda: bool(whole) or running in httpx2.get(f"{url}/metrics").text)
+        with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()  # without a reference to it the connection is closed
             events.append(next(lines))
             stop()
@@ -115,7 +115,7 @@ def test_a_decoder_that_fails_ends_the_server(serve: Serve, monkeypatch: pytest.
         raise MemoryError("26853376 bytes")
 
     def client(url: str, stop: Callable[[], None]) -> None:
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE).status_code == 500
+        assert httpx2.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE).status_code == 500
         until(lambda: refuses(url))
 
     monkeypatch.setattr(Decoder, "step", fail)
@@ -140,7 +140,7 @@ def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> 
     def served(*options: object, launcher: Sequence[str] = ()) -> str:
         start = (*launcher, "-m", "dflash_trt")
         with started(engine, chat_target, tmp_path / "log", "--draft-length", 7, *options, start=start) as process:
-            answered = httpx.post(f"{process.await_url()}/v1/completions", json=body, timeout=PATIENCE)
+            answered = httpx2.post(f"{process.await_url()}/v1/completions", json=body, timeout=PATIENCE)
             started_by_it = children(process.popen.pid)
             process.popen.send_signal(signal.SIGTERM)
             process.popen.wait(PATIENCE)
@@ -170,7 +170,7 @@ def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
 
         until(is_up)
         body = LONG | {"max_tokens": 8000}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
+        with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()  # without a reference to it the connection is closed
             assert next(lines).startswith("data: ")
             process.send_signal(signal.SIGTERM)

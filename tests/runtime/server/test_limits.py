@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -129,7 +129,7 @@ def test_clients_take_turns(live: Live) -> None:
     held = [threading.Thread(target=live.post, kwargs=LONG | {"max_tokens": 300, "n": 8, "stream": False})]
     held[0].start()
     await_running(live, 4)
-    with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=PATIENCE) as other:
+    with httpx2.Client(transport=httpx2.HTTPTransport(local_address="127.0.0.2"), timeout=PATIENCE) as other:
         answer = other.post(f"{live.url}/v1/completions", json={"prompt": "x", "max_tokens": 8})
         assert answer.status_code == 200
     assert live.endpoints.admission.active == 8

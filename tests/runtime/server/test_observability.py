@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -196,7 +196,7 @@ def test_each_sequence_of_a_request_has_its_own(traced: Traced) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_its_span(traced: Traced, stream: bool) -> None:
     with traced.live.connect() as connection:
-        body = httpx.Request("POST", traced.live.url, json=LONG | {"stream": stream}).content
+        body = httpx2.Request("POST", traced.live.url, json=LONG | {"stream": stream}).content
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         if stream:
@@ -288,7 +288,7 @@ def test_the_command_exports(
         with started(engine, chat_target, tmp_path / "log", "--served-model-name", "m") as process:
             url = process.await_url()
             body = {"prompt": "x", "max_tokens": 2}
-            assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).status_code == 200
+            assert httpx2.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).status_code == 200
             process.popen.send_signal(signal.SIGTERM)
             assert process.popen.wait(PATIENCE) == 0
             assert "Traceback" not in process.text

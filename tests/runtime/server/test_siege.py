@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
@@ -101,8 +101,8 @@ def test_idle_connections_make_room(llm: LLM, caplog: pytest.LogCaptureFixture) 
 
 
 def test_clients_close_idle_connections_before_the_server_does(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 5 s, which is httpx's time, too, a hundredth of the requests that came then found theirs closing."""
-    assert httpx.Limits().keepalive_expiry < server.KEEP_ALIVE_SECONDS
+    """At 5 s, which is httpx2's time, too, a hundredth of the requests that came then found theirs closing."""
+    assert httpx2.Limits().keepalive_expiry < server.KEEP_ALIVE_SECONDS
     monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.1)
     with serving(llm) as live, live.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")

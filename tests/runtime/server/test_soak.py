@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.runtime.server.live import Process, started
@@ -51,7 +51,7 @@ def open_files(process: Process) -> int:
 
 
 def reading(url: str, name: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+    text = httpx2.get(f"{url}/metrics", timeout=PATIENCE).text
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
 
 
@@ -129,7 +129,7 @@ def test_nonsense_ends_in_a_4xx(server: tuple[Process, str]) -> None:
             assert len(requests[i]) > 2**16
 
     asyncio.run(many(NUM_MALFORMED, check))
-    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx2.get(f"{url}/health").status_code == 200
     assert "Traceback" not in process.text
     await_idle(url)
 

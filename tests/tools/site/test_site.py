@@ -28,7 +28,8 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     project = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]
     listed = [name for section in project["nav"] for names in section.values() for name in names]
     assert sorted(listed) == sorted(file.name for file in site.glob("*.md"))
-    assert {project["theme"]["logo"], *project["extra_css"]} <= {file.name for file in site.iterdir()}
+    named = {project["theme"]["logo"], *project["extra_css"], *project["extra_javascript"]}
+    assert named <= {file.name for file in site.iterdir()}
 
 
 def test_every_page_names_its_version_and_source(site: Path) -> None:
@@ -73,6 +74,7 @@ def test_every_command_and_option(words: str, command: click.Command) -> None:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             assert any(re.search(rf"^`[^`]*{re.escape(name)}\b", text, re.M) for name in parameter.opts), parameter.opts
     assert "\b" not in text
+    assert "\\<" not in text
 
 
 def test_every_export() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds AIPerf, a program in an environment of its own, because it pins what this package does not."""
+"""Finds AIPerf, a program of the extra `aiperf` or of another environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dflash_trt.errors import MissingDependencyError, cut
 
 VERSION = "0.13.0"
 """Release whose exports `aiperf_export` reads."""
-INSTALL = f"python -m venv aiperf && aiperf/bin/pip install aiperf=={VERSION}; then --aiperf aiperf/bin/aiperf"
+INSTALL = "pip install 'dflash-trt[aiperf]'; --aiperf FILE takes that of another environment"
 
 
 def find_aiperf(program: Path | None) -> Path:

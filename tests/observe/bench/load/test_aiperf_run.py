@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dflash_trt.observe.bench.run_record import Arrivals, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.load.aiperf_samples import Json, record, write_export
 from tests.observe.servers.processes import until_ended
+from tests.paths import REPOSITORY
 
 COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))
 
@@ -203,4 +205,6 @@ def test_without_aiperf_the_error_says_how_to_install_it(monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MissingDependencyError, match="no aiperf is on PATH") as error:
         find_aiperf(None)
-    assert f"pip install aiperf=={VERSION}" in str(error.value.hint)
+    assert "pip install 'dflash-trt[aiperf]'" in str(error.value.hint)
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"aiperf=={VERSION}" in extras["aiperf"]
