@@ -94,7 +94,7 @@ lint: docs  ## ruff, mypy, the links of the docs and the subjects of commits
 	{ print "commit subject: expected \"area: imperative\", at most 60 characters, found: " $$0; bad = 1 } END { exit bad }'
 
 docs: $(TOOLS)  ## the docs as a site in build/site, with references made from the code; a broken link fails
-	$(BIN)/python -m tools.site build/docs && $(BIN)/zensical build --strict
+	$(BIN)/python -m tools.site build/docs && $(BIN)/zensical build --strict --clean
 
 catalog: $(INSTALLED)  ## write docs/checkpoints.md from the catalogue's data
 	$(BIN)/python -m tools.catalog_page docs/checkpoints.md
@@ -147,4 +147,4 @@ wheels:  ## wheels for Python 3.11 and later on x86_64 and aarch64 Linux in dist
 	$(WHEELS)/bin/python tools/wheels.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(WHEELS) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(WHEELS) $(DEMO) build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -90,6 +90,10 @@ class MissingDependencyError(DFlashError):
     """A command needs a package that is not installed."""
 
 
+class PluginError(DFlashError):
+    """A plug-in of another distribution cannot be loaded, or raises an error of its own."""
+
+
 class RankError(DFlashError):
     """The processes that share one target do not fit together, or one of them has ended."""
 

@@ -59,6 +59,13 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
         Dtype,
         Meta(description="Type to compute the target in; auto: on a GPU the checkpoint's own, on a CPU float32."),
     ] = "auto"
+    acceptance_rule: Annotated[
+        str,
+        Meta(
+            description="Which drafts are accepted: exact (lossless), or the name of a plug-in's rule.",
+            extra={"metavar": "NAME"},
+        ),
+    ] = "exact"
 
     def __post_init__(self) -> None:
         for name, field in NUMBERS.items():
@@ -66,6 +73,8 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
                 checked_number(name, value, field)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        if not isinstance(self.acceptance_rule, str):
+            raise refusal("acceptance_rule", "the name of a rule", self.acceptance_rule)
         if not isinstance(self.enable_prefix_caching, bool):
             raise refusal("enable_prefix_caching", "True or False", self.enable_prefix_caching)
 

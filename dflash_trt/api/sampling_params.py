@@ -50,11 +50,20 @@ class SamplerSettings(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_o
         float, Bounds(0, 1, "0 to 1"), Meta(description="Minimum probability relative to the likeliest token.")
     ] = 0.0
     """Keeps only tokens at least this share as likely as the most likely one; in [0, 1]."""
-    repetition_penalty: Annotated[float, Bounds(1 / LARGEST_PENALTY, LARGEST_PENALTY, "1e-6 to 1e6")] = 1.0
+    repetition_penalty: Annotated[
+        float, Bounds(1 / LARGEST_PENALTY, LARGEST_PENALTY, "1e-6 to 1e6"),
+        Meta(description="Above 1: tokens of prompt and answer become less likely."),
+    ] = 1.0  # fmt: skip
     """Divides positive logits of tokens in prompt or output, multiplies negative ones (arXiv 1909.05858)."""
-    presence_penalty: Annotated[float, Bounds(-LARGEST_PENALTY, LARGEST_PENALTY, "-1e6 to 1e6")] = 0.0
+    presence_penalty: Annotated[
+        float, Bounds(-LARGEST_PENALTY, LARGEST_PENALTY, "-1e6 to 1e6"),
+        Meta(description="Subtracted from the logits of the answer's tokens."),
+    ] = 0.0  # fmt: skip
     """Subtracts from the logit of each token in the output."""
-    frequency_penalty: Annotated[float, Bounds(-LARGEST_PENALTY, LARGEST_PENALTY, "-1e6 to 1e6")] = 0.0
+    frequency_penalty: Annotated[
+        float, Bounds(-LARGEST_PENALTY, LARGEST_PENALTY, "-1e6 to 1e6"),
+        Meta(description="The same for each time that the answer has the token."),
+    ] = 0.0  # fmt: skip
     """Subtracts once for each time a token is in the output."""
     seed: Annotated[
         int | None, Bounds(0, 2**64 - 1, "0 to 2^64 - 1"), Meta(description="Fixes the tokens; random if left out.")

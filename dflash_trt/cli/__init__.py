@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
@@ -32,7 +34,9 @@ from dflash_trt.cli.failure import (
     report_bug,
 )
 from dflash_trt.cli.generate import generate
+from dflash_trt.cli.help_sections import SectionedGroup, format_options
 from dflash_trt.cli.inspect import inspect
+from dflash_trt.cli.log_options import add_log_options, restored_streams
 from dflash_trt.cli.quantize import quantize
 from dflash_trt.cli.recover import recover
 from dflash_trt.cli.search import search
@@ -51,7 +55,16 @@ Completion in bash (zsh_source, fish_source for other shells):
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
+def leaves(command: click.Command) -> Iterator[click.Command]:
+    """The commands below a group, without groups."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from leaves(each)
+    else:
+        yield command
+
+
+@click.group(cls=SectionedGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
               help="Show the version, its commit and what its kernels are compiled for, and exit.")  # fmt: skip
 def cli() -> None:
@@ -63,6 +76,9 @@ for command in (
     serve_config, estimate, tune, bench, triton_repo, doctor, try_,
 ):  # fmt: skip
     cli.add_command(command)
+for leaf in leaves(cli):
+    add_log_options(leaf)
+    leaf.format_options = partial(format_options, leaf)  # type: ignore[method-assign]
 
 
 def main() -> NoReturn:
@@ -76,6 +92,11 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
+    with restored_streams():
+        return _exit_code()
+
+
+def _exit_code() -> int:
     try:
         code = cli.main(prog_name="dflash-trt", standalone_mode=False)
     except click.ClickException as error:

@@ -51,7 +51,7 @@ HELP = "/help shows the commands, /quit ends, Ctrl-C stops an answer"
     click.option("--system", metavar="TEXT", help="System message that begins the conversation."),
     template_options,
     sampling_options,
-    runtime_options("draft_length", "cache_gib", "device", "executor", "dtype"),
+    runtime_options("draft_length", "cache_gib", "device", "executor", "dtype", "acceptance_rule"),
 )
 def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
     """Talk to ENGINE in the target's chat template; /help shows the commands.

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from dflash_trt.api.plugins import GROUPS, described, installed
 from dflash_trt.engine.plans.machine import NAMES
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.processor import cpu_model
@@ -43,6 +44,8 @@ PACKAGES = {
         ("serving with TensorRT-LLM",),
         "in an environment of its own, from a clone: pip install '.[trtllm]'",
     ),
+    "vllm": (("serving with vLLM",), "in an environment of its own on the GPU machine: pip install vllm"),
+    "sglang": (("serving with SGLang",), "in an environment of its own on the GPU machine: pip install sglang"),
 }
 TOOLS = {
     "c++": (("installing from source",), "apt-get install g++"),
@@ -69,11 +72,38 @@ def examine() -> list[MachineFinding]:
     versions = [(name, _described(name), *needs) for name, needs in PACKAGES.items()]
     versions += [(name, _tool(name), *needs) for name, needs in TOOLS.items()]
     return [
+        MachineFinding(name="system", found=_system()),
         MachineFinding(name="Python", found=platform.python_version()),
         MachineFinding(name="CPU", found=f"{platform.machine()}, {cpu_model()}"),
         *(MachineFinding(name=name, found=found, needed_for=uses, fix=fix) for name, found, uses, fix in versions),
+        *(
+            MachineFinding(name=f"plug-in {each.name}", found=described(each))
+            for group in GROUPS
+            for each in installed(group)
+        ),
+        *_hub(),
         plugin_finding(),
         *gpu_findings(),
+    ]
+
+
+def _system() -> str:
+    """`Debian GNU/Linux 12 (bookworm), Linux 6.1.0`."""
+    release = {}
+    with suppress(OSError):
+        release = platform.freedesktop_os_release()
+    return ", ".join(filter(None, [release.get("PRETTY_NAME"), f"{platform.system()} {platform.release()}"]))
+
+
+def _hub() -> list[MachineFinding]:
+    """The cache of Hugging Face's hub, and whether there is a token, which is never shown."""
+    from huggingface_hub import constants, get_token
+
+    uses = ("models by repository id",)
+    token = "none: enough for public models" if get_token() is None else "present"
+    return [
+        MachineFinding(name="Hugging Face cache", found=str(constants.HF_HUB_CACHE), needed_for=uses),
+        MachineFinding(name="Hugging Face token", found=token, needed_for=("gated and private models",)),
     ]
 
 

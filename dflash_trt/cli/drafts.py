@@ -50,8 +50,9 @@ def drafts(target: str | None, as_json: bool) -> None:
             click.echo(f"to compare with, at eagle3 in deployment files: {', '.join(heads)}", err=True)
         readable = next((draft for draft in found if known.families[draft.family].dialect is not None), None)
         if readable is not None:
+            known_as = target if "/" in target else readable.target
             click.echo(
-                f"next: dflash-trt inspect {quoted(Path(readable.draft))} --target {quoted(Path(target))}", err=True
+                f"next: dflash-trt inspect {quoted(Path(readable.draft))} --target {quoted(Path(known_as))}", err=True
             )
     click.echo(f"Facts: {known.source}. Runtimes and speed-ups: docs/checkpoints.md, or --json.", err=True)
 

@@ -37,11 +37,18 @@ PACKAGES = {"google": "protobuf", "modelopt": "nvidia-modelopt"}
 
 def fail(error: DFlashError) -> int:
     """Reports an error that the user can fix; returns the exit code."""
+    hint = error.hint or help_hint()
     click.echo(f"error: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"\nhint: {error.hint}", err=True)
-    _print_document(error.message, error.hint)
+    click.echo(f"\nhint: {hint}", err=True)
+    _print_document(error.message, hint)
     return 1
+
+
+def help_hint() -> str:
+    """The next command after an error that suggests none: the help of the command that runs."""
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    command = words[: 2 if words[:1] == ["bench"] else 1]
+    return f"{' '.join(['dflash-trt', *command])} --help shows what it takes, with an example"
 
 
 def fail_usage(error: click.ClickException) -> int:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     sampling_options,
     click.option("--max-batch-size", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True,
                  help="Prompts decoded at once (--json)."),
-    runtime_options("draft_length", "cache_gib", "device", "executor", "dtype"),
+    runtime_options("draft_length", "cache_gib", "device", "executor", "dtype", "acceptance_rule"),
     tp_option,
     click.option("--baseline", is_flag=True,
                  help="Also decode without the drafter; compare tokens, and speeds in turns for up to 20 s."),

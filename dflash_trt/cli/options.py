@@ -166,8 +166,10 @@ def take_template(settings: dict[str, Any]) -> TemplateOptions | None:
 deployment_options = options(
     click.option("--acceptance", type=PATH, help="Document of `verify --json`: acceptance by position."),
     click.option("--tau", type=float, help="Tokens per verify pass with the whole block, in place of --acceptance."),
-    click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True),
-    click.option("--output-tokens", type=click.IntRange(1), default=1024, show_default=True),
+    click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True,
+                 help="Tokens of each prompt."),
+    click.option("--output-tokens", type=click.IntRange(1), default=1024, show_default=True,
+                 help="Tokens of each answer."),
     click.option("--runtime", type=click.Choice(["trtllm", "vllm", "sglang"]),
                  help="Default: trtllm, or what the deployment is for."),
     click.option(

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import PATH, num_bytes, options, parsed, share
 from dflash_trt.cli.output import human_bytes, resumable
@@ -16,7 +15,17 @@ from dflash_trt.cli.recipes import calibration_option, features_option, read_che
 from dflash_trt.cli.settings import runtime_options
 from dflash_trt.files.command import quoted
 from dflash_trt.quantize.loadable import LOADABLE
+from dflash_trt.quantize.recipe import RECIPES
 from dflash_trt.runtime.progress_display import progress_bar
+
+
+class FormatType(click.Choice[str]):
+    """A number format by the name of its recipe, or by modelopt's, which is its value."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """modelopt's name."""
+        name = super().convert(RECIPES.get(value.upper(), value), param, ctx)
+        return next(algorithm for algorithm, recipe in RECIPES.items() if recipe == name)
 
 
 @click.command(short_help="Find the smallest or fastest recipe that keeps acceptance.")
@@ -32,9 +41,9 @@ from dflash_trt.runtime.progress_display import progress_bar
                  help="Captured answers to hold out from the search; by default half of --features."),
     click.option("--loadable-by", type=click.Choice(list(LOADABLE)), default="engine", show_default=True,
                  help="Search among recipes that this runtime loads."),
-    click.option("--format", "formats", type=click.Choice(list(FORMATS)), multiple=True, default=list(FORMATS),
-                 show_default=True,
-                 help="Search among these algorithms; W4A16_NVFP4 and W4A16_AWQ (INT4) quantise weights only."),
+    click.option("--format", "formats", type=FormatType(RECIPES.values()), multiple=True,
+                 default=list(RECIPES.values()),
+                 show_default=True, help="Search among these formats; those with w4a16 quantise weights only."),
     click.option("--context-tokens", type=click.IntRange(min=0), default=0, show_default=True,
                  help="Also consider an FP8 context cache, and count the bytes of this many tokens in it."),
     click.option("--objective", type=click.Choice(["bytes", "step-time"]), default="bytes", show_default=True,

@@ -51,7 +51,8 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
                       "address: any."),
     click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
                  help="Queued requests; more get 429."),
-    click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
+    click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True,
+                 help="Largest body of a request; larger ones get 413."),
     click.option("--max-answer-mib", type=click.IntRange(min=1), default=1024, show_default=True,
                  help="Memory that all answers together may take; more get 429."),
     runtime_options(),
@@ -82,7 +83,6 @@ def serve(
     from dflash_trt.checkpoint.source import checkpoint_label
     from dflash_trt.errors import EngineError
     from dflash_trt.runtime.cached_engine import engine_of
-    from dflash_trt.runtime.load import open_engine
     from dflash_trt.runtime.ranks.join import join
     from dflash_trt.runtime.server.access import ApiKeys
     from dflash_trt.runtime.server.app import make_app
@@ -96,6 +96,8 @@ def serve(
     with ExitStack() as stack:
         ranks = stack.enter_context(join(num_ranks, runtime.device))
         if ranks.rank > 0:
+            from dflash_trt.runtime.load import open_engine
+
             open_engine(*engine_of(str(engine), target, draft), runtime, ranks)  # follows rank 0, which serves
         stack.enter_context(exit_on_sigterm())
         listening = stack.enter_context(bind(host, port))  # a port in use is reported before the target is loaded
@@ -105,6 +107,7 @@ def serve(
         if engine != given:
             _say(f"engine: {engine}")
         _say(f"loading {target or engine}")
+        from dflash_trt.runtime.load import open_engine  # imports torch and transformers for seconds
         from dflash_trt.runtime.server.endpoints import Endpoints
 
         with closing(open_engine(engine, target, runtime, ranks)) as backend:

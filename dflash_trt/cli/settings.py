@@ -18,7 +18,7 @@ from dflash_trt.cli.options import Command, options, refuse_given
 def max_tokens_option(default: int, least: int) -> Callable[[Command], Command]:
     return click.option(
         "--max-tokens", "--max-new-tokens", "max_tokens", type=click.IntRange(min=least), default=default,
-        show_default=True,
+        show_default=True, help="Longest answer, in tokens.",
     )  # fmt: skip
 
 

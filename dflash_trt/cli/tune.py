@@ -26,8 +26,8 @@ TUNED_FILE = OutputKind(name="a deployment file", recognizes=lambda file: False,
 @options(
     click.option("--slo", type=click.FloatRange(min=0, min_open=True), required=True, help="Tokens/s for each user."),
     deployment_options,
-    click.option("--from", "measured", type=PATH, help="A run of `bench run`, in place of the model."),
-    click.option("--gpus", type=click.IntRange(min=1), help="GPUs of all servers. Default: those of one server."),
+    click.option("--measured", metavar="RUN", type=PATH, help="A run of `bench run`, in place of the model."),
+    click.option("--num-gpus", "gpus", type=click.IntRange(min=1), help="GPUs of all servers. Default: one server's."),
     click.option(
         "--request-rate",
         type=click.FloatRange(min=0, min_open=True),
@@ -42,7 +42,7 @@ def tune(
 ) -> None:  # fmt: skip
     """Find the settings with the most throughput per GPU that give each user --slo tokens/s: ranks, batch, draft
     lengths by batch and recipe. -o writes a deployment file for `serve-config` and `build`. With
-    --gpus and --request-rate, also how many servers of it.
+    --num-gpus and --request-rate, also how many servers of it.
 
     CONFIG is a deployment file or the name of a shipped one. The same model as `estimate`; see docs/estimate.md.
 

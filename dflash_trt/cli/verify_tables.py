@@ -43,9 +43,10 @@ def print_replay_report(report: ReplayReport) -> None:
     title = f"{len(report.engine.prompts)} captured answers{text}, replayed"
     rows = [("tau", *(_mean(engine.tau_interval) for engine in engines.values()))]
     _print_engines(title, engines, report.comparison, rows)
+    losses = [_loss_title(engines)] if report.reference is not None else []
     for title, groups in (("by category", report.by_category), ("by language", report.by_language)):
         if groups:
-            print_table(title, ("", "prompts", *engines, *(["tau loss"] if len(engines) > 1 else [])), _groups(groups))
+            print_table(title, ("", "prompts", *engines, *losses), _groups(groups))
 
 
 def _print_engines(
@@ -62,13 +63,19 @@ def _print_engines(
         *rows,
     ]
     if comparison is not None:
-        table.append(("tau loss", loss_text(comparison.tau_loss)))
+        table.append((_loss_title(engines), loss_text(comparison.tau_loss)))
         if worst := min(comparison.tau_differences, key=lambda prompt: prompt.difference, default=None):
             table.append(("worst prompt", f"{worst.difference:+.3f} ({worst.name})"))
     print_table(title, ("", *engines), table)
     by_position = zip(*(engine.acceptance for engine in listed), strict=True)
     shares = [(str(row[0].position), *(_share(entry.share) for entry in row)) for row in by_position]
     print_table("acceptance by draft position", ("position", *engines), shares)
+
+
+def _loss_title(engines: Mapping[str, EngineFigures]) -> str:
+    """The name of a loss: one draft may be compared with itself, or with another kind of draft."""
+    kind = engines["reference"].kind
+    return "tau loss" if engines["engine"].kind == kind else f"tau below {kind}'s"
 
 
 def _identical(engine: EngineReport) -> str:

@@ -139,7 +139,7 @@ def parse_gpus(text: str, where: str, facts: GpuFacts | None = None) -> Gpus:
     """
     match = COUNTED.fullmatch(text.lower())
     if match is None:
-        raise ConfigError(f"{where}: expected a GPU and a count, like b300x8, found {shown(text)}")
+        raise ConfigError(f"{where}: expected a GPU and a count, like b300x8, found {shown(text)}", hint=_counted(text))
     name, number = match["name"] or match["last"], match["number"] or match["first"]
     gpu, count = facts.spec(name) if facts else known_gpu(name, where), int(number)
     most, nodes = gpu.gpus_per_node, gpu.gpus_per_node * MAX_NODES
@@ -148,6 +148,10 @@ def parse_gpus(text: str, where: str, facts: GpuFacts | None = None) -> Gpus:
             f"{where}: expected at most {most} GPUs (one node), or whole nodes up to {nodes}, found {shown(text)}"
         )
     return Gpus(gpu, count)
+
+
+def _counted(text: str) -> str:
+    return f"{text.lower()}x1 is one of them" if text.lower() in known_gpus() else "8xb300 and B300x8 are the same"
 
 
 def _version(sm: float) -> tuple[int, int]:

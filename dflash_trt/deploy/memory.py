@@ -15,14 +15,13 @@ import msgspec
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes
-from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS, graph_batch_sizes
+from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, graph_batch_sizes, num_workspaces
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 
 GIB = 2**30
 RUNTIME_OVERHEAD_BYTES = 4 * GIB
 ACTIVATION_RESERVE_BYTES = 6 * GIB
 POOL_FRACTION = 0.9  # vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free
-WORKSPACE_BYTES = len(GRAPHS) * DEFAULT_WORKSPACE_BYTES  # scratch of the drafter's TensorRT plans
 MAX_BATCH, MAX_TOKENS = 2**16, 2**24  # bounds of the search for what fits: beyond them memory is no bound
 
 
@@ -165,7 +164,8 @@ def memory_items(load: ServingLoad, schema: Schema) -> tuple[tuple[Item, ...], t
     items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
     items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
     if load.draft_sizes is not None and load.mode == "engine":
-        items.append(Item("drafter workspace", WORKSPACE_BYTES, "what both plans may take at most by default"))
+        workspaces = num_workspaces(load.draft_sizes.spec) * DEFAULT_WORKSPACE_BYTES
+        items.append(Item("drafter workspace", workspaces, "what its plans may take at most by default"))
     return tuple(items), tuple(unknown)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine directory: its two graphs, how it is written, and the plans that TensorRT makes of it."""
+"""The engine directory: its graphs, how it is written, and the plans that TensorRT makes of it."""

@@ -21,6 +21,7 @@ from dflash_trt.checkpoint.source import checkpoint_label, is_local, label_text
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.weights import read_weights, weight_files
 from dflash_trt.engine.graph.context_graph import context_graph
+from dflash_trt.engine.graph.correlator_graph import correlator_graph
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph, draft_segments
 from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN
 from dflash_trt.engine.manifest import (
@@ -38,7 +39,7 @@ from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
 from dflash_trt.engine.shard_weights import write_shard_weights
 from dflash_trt.engine.shards import Shard, not_shared, shards
-from dflash_trt.engine.signatures import Graph, graph_signatures
+from dflash_trt.engine.signatures import CORRELATOR, Graph, graph_signatures
 from dflash_trt.errors import BuildError
 from dflash_trt.files.write import check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges
@@ -178,6 +179,8 @@ def _write_graphs(draft: DraftCheckpoint, directory: Path, shard: Shard | None =
     _write_graph(context_graph(_with_context_stack(draft)), directory / graphs["context"].file)
     for name, model in (draft_segments(draft) if is_shard else {"draft": draft_graph(draft)}).items():
         _write_graph(model, directory / graphs[name].file)
+    if CORRELATOR in graphs:
+        _write_graph(correlator_graph(draft), directory / graphs[CORRELATOR].file)
     return graphs
 
 

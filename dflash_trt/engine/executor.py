@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of executors of an engine directory's two graphs: ONNX Runtime, torch, or TensorRT with plans.
+"""The interface of executors of an engine directory's graphs: ONNX Runtime, torch, or TensorRT with plans.
 
 An executor holds no slots and no context: its caller owns the context cache and binds it. The callers are `Drafter` in
 the embedded runtime and the DFlash worker inside TensorRT-LLM.
@@ -30,8 +30,31 @@ class DraftInputs(NamedTuple):
     """[B] any integer: context rows that each block sees."""
 
 
+class CorrelatorInputs(NamedTuple):
+    """The inputs of a LiLiCorr draft's correlator, of K slots or the first few of them."""
+
+    candidate_embeds: Tensor
+    """[B, K, k, H] any float: the target's embeddings of the candidates, the best of each slot first."""
+    candidate_log_probs: Tensor
+    """[B, K, k] FLOAT: over the whole vocabulary."""
+    slot_hidden: Tensor
+    """[B, K, H] any float: final hidden rows of the slots."""
+    anchor_hidden: Tensor
+    """[B, H] any float: context_hidden of the last verified tokens."""
+
+    def padded(self, num_slots: int) -> dict[str, Tensor]:
+        """The graph's inputs by name, with zeros up to its `num_slots`."""
+        count, device = self.slot_hidden.shape[1], self.slot_hidden.device
+        given = self._asdict()
+        for name in () if count == num_slots else self._fields[:3]:
+            tensor = given[name]
+            given[name] = tensor.new_zeros(len(tensor), num_slots, *tensor.shape[2:])
+            given[name][:, :count] = tensor
+        return given | {"num_slots": torch.full((1,), count, dtype=torch.int32, device=device)}
+
+
 class Executor(Protocol):
-    """Both graphs on one device; calls are ordered on torch's current stream.
+    """The graphs on one device; calls are ordered on torch's current stream.
 
     On a GPU no call waits for its result.
     """
@@ -83,4 +106,10 @@ class Executor(Protocol):
         hidden [B, S, H], any float; token_ids [B, K], or candidate_ids and candidate_logits [B, K, k], of a draft with
         a head of its own; and [B, S, H] of each value that the executor was opened to expose. The next call may
         overwrite them.
+        """
+
+    def correlate(self, inputs: CorrelatorInputs) -> Tensor:
+        """Scores [B, K, k, k] FLOAT of each candidate after each of the slot before, of a LiLiCorr draft, B >= 1.
+
+        K is that of the inputs. The next call may overwrite them.
         """

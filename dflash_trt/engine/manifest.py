@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.plans.plan import GRAPHS, Plan, PlanOptions
+from dflash_trt.engine.plans.plan import Plan, PlanOptions
 from dflash_trt.engine.shards import Shard, shards
 from dflash_trt.engine.signatures import Graph, graph_signatures
 from dflash_trt.errors import EngineError, cut, shown
@@ -192,7 +192,7 @@ def _check_graphs(file: Path, manifest: Manifest, rebuild: str) -> None:
     signatures = graph_signatures(manifest.draft, manifest.quantization, is_shard=is_shard)
     if set(manifest.graphs) != set(signatures):
         found = cut(", ".join(sorted(manifest.graphs))) or "none"
-        names = f"those of {manifest.draft.num_layers} layers in segments" if is_shard else " and ".join(GRAPHS)
+        names = f"those of {manifest.draft.num_layers} layers in segments" if is_shard else " and ".join(signatures)
         raise EngineError(f"{file}: graphs: expected {names}, found {found}", hint=rebuild)
     for name, expected in signatures.items():
         if (graph := manifest.graphs[name]) != expected:

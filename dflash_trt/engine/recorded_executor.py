@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.context_layout import ContextLayout
-from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.engine.executor import CorrelatorInputs, DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.recorded_graph import SizedGraph
-from dflash_trt.engine.signatures import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import CORRELATOR, TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError
 
 
@@ -29,6 +29,7 @@ class RecordedExecutor:
         self._launcher = launcher
         self._context: SizedGraph | None = None
         self._draft: SizedGraph | None = None
+        self._correlator: SizedGraph | None = None
 
     @property
     def device(self) -> torch.device:
@@ -36,8 +37,10 @@ class RecordedExecutor:
         return self._launcher.device
 
     def load(self) -> None:
-        """Reads the context graph. Raises EngineError where it cannot be loaded."""
+        """Reads the graphs that read no context. Raises EngineError where one cannot be loaded."""
         self._context = self._context or self._load_context()
+        if CORRELATOR in self._manifest.graphs:
+            self._correlator = self._correlator or self._load_correlator()
 
     def _load_context(self) -> SizedGraph:
         """The context graph, with a call for each number of rows."""
@@ -45,6 +48,10 @@ class RecordedExecutor:
 
     def _load_draft(self, cached: Mapping[str, Tensor]) -> SizedGraph:
         """The draft graph, with a call for each number of blocks; `cached` are the inputs that locate the context."""
+        raise NotImplementedError
+
+    def _load_correlator(self) -> SizedGraph:
+        """The correlator of a LiLiCorr draft, with a call for each number of blocks."""
         raise NotImplementedError
 
     def _max_blocks(self) -> int:
@@ -88,11 +95,12 @@ class RecordedExecutor:
         self._draft = None
 
     def close(self) -> None:
-        """Drops both graphs."""
+        """Drops all graphs."""
         self.release()
-        if self._context is not None:
-            self._context.close()
-        self._context = None
+        for graph in (self._context, self._correlator):
+            if graph is not None:
+                graph.close()
+        self._context = self._correlator = None
 
     def context(self, taps: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """The context graph's outputs: kv in the cache's dtype, others in BF16."""
@@ -127,6 +135,24 @@ class RecordedExecutor:
                 part = DraftInputs(*(tensor[begin : begin + most] for tensor in inputs))
                 parts.append({name: tensor.clone() for name, tensor in _run_draft(graph, part).items()})
             return {name: torch.cat([part[name] for part in parts]) for name in graph.outputs}
+
+    def correlate(self, inputs: CorrelatorInputs) -> Tensor:
+        """The correlator's scores."""
+        assert self._correlator is not None, "load comes first"
+        graph, (B, count) = self._correlator, inputs.slot_hidden.shape[:2]
+        most, (output,) = graph.sizes[-1], graph.outputs
+        with self._launcher.queued():
+            given = inputs.padded(graph.tensors[output].shape[1])
+            graph.tensors["num_slots"].copy_(given.pop("num_slots"))
+            parts: list[Tensor] = []
+            for begin in range(0, B, most):
+                rows = min(most, B - begin)
+                for name, tensor in given.items():
+                    graph.tensors[name][:rows].copy_(tensor[begin : begin + rows])
+                graph.run(rows)
+                scores = graph.tensors[output][:rows, :count]
+                parts.append(scores if most >= B else scores.clone())
+            return parts[0] if most >= B else torch.cat(parts)
 
 
 def _run_context(graph: SizedGraph, taps: Tensor, positions: Tensor) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32"
 CONTEXT_LAYOUT_SIZE = 6  # page size; strides of page, K to V, row and head; number of pages
 CONTEXT_POINTER_SIZE = 2  # address, checksum
 CONTEXT_HIDDEN = "context_hidden"
+CORRELATOR = "correlator"
 PAGE_SIZES = (16, 32, 64)  # rows of a page, where a context has several
 TOKENS_PER_PAGE = 32  # in the caches of target and drafter; the default of tokens_per_block in TensorRT-LLM
 MAX_CONTEXT = 131072
@@ -102,6 +103,7 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
     token_ids [B, K]: its proposals, by the target's ids; or, where candidates are scored, candidate_ids and
     candidate_logits [B, K, k].
     draft.0, draft.1, ... in the place of draft where `spec` is that of a shard (`_segments`).
+    correlator: of a LiLiCorr draft alone (`_correlator`).
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size
@@ -134,7 +136,25 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
         return {"context": context} | _segments(spec, block, cache, port("hidden", COMPUTE, rows, H))
     hidden = port("hidden", COMPUTE, "B", S, H)
     draft = Graph(file="draft.onnx", inputs=(*block, *cache), outputs=(hidden, *proposals))
-    return {"context": context, "draft": draft}
+    graphs = {"context": context, "draft": draft}
+    return graphs if spec.lilicorr is None else graphs | {CORRELATOR: _correlator(spec, spec.lilicorr.top_k)}
+
+
+def _correlator(spec: PartialDraftSpec, k: int) -> Graph:
+    """candidate_embeds [B, K, k, H], candidate_log_probs [B, K, k], slot_hidden [B, K, H], anchor_hidden [B, H],
+    num_slots [1] -> candidate_scores [B, K, k, k].
+    """
+    K, H = spec.num_draft_tokens, spec.hidden_size
+    ports = (
+        ("candidate_embeds", COMPUTE, ("B", K, k, H)),
+        ("candidate_log_probs", FLOAT, ("B", K, k)),
+        ("slot_hidden", COMPUTE, ("B", K, H)),
+        ("anchor_hidden", COMPUTE, ("B", H)),
+        ("num_slots", INT32, (1,)),
+        ("candidate_scores", FLOAT, ("B", K, k, k)),
+    )
+    *inputs, scores = (Port(name=name, dtype=dtype, shape=shape) for name, dtype, shape in ports)
+    return Graph(file=f"{CORRELATOR}.onnx", inputs=tuple(inputs), outputs=(scores,))
 
 
 def _segments(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from dflash_trt.checkpoint.number_formats import FORMATS
+from dflash_trt.checkpoint.number_formats import FORMATS, FP8, INT4, NVFP4, W4A16_NVFP4
 from dflash_trt.errors import RecipeError, shown
 from dflash_trt.files.read import is_file
 from dflash_trt.files.strict_yaml import closest, load_yaml
@@ -21,6 +21,8 @@ from dflash_trt.files.strict_yaml import closest, load_yaml
 LAYER = re.compile(r"^layers\.\d+\.")
 FP8_KV = "+fp8-kv"
 """Suffix of a recipe's name that adds an FP8 context cache."""
+RECIPES = {FP8: "fp8", NVFP4: "nvfp4", W4A16_NVFP4: "nvfp4-w4a16", INT4: "int4-w4a16"}
+"""The recipe that quantises every layer in a format, by modelopt's name of the format, which is accepted for it."""
 
 
 if TYPE_CHECKING:
@@ -105,8 +107,13 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """A recipe by name, or from a YAML file, with `+fp8-kv` or without; raises RecipeError if it is missing."""
-    base = name_or_path.removesuffix(FP8_KV)
+    """A recipe by name, or from a YAML file, with `+fp8-kv` or without; raises RecipeError if it is missing.
+
+    modelopt's name of a format, in any case, is the recipe of that format, and its name is the recipe's.
+    """
+    given = name_or_path.removesuffix(FP8_KV)
+    base = given if is_file(given) else RECIPES.get(given.upper(), given)
+    name = base + name_or_path[len(given) :]
     path = recipe_directory() / f"{base}.yaml"
     if base not in recipe_names():
         path = Path(base)
@@ -118,5 +125,5 @@ def load_recipe(name_or_path: str) -> Recipe:
     loaded = load_yaml(path, Recipe, RecipeError)
     if loaded.name:
         raise RecipeError(f"{path}: remove the key name ({shown(loaded.name)}): a recipe is named after its file")
-    has_fp8_cache = loaded.fp8_kv_cache or name_or_path.endswith(FP8_KV)
-    return msgspec.structs.replace(loaded, name=name_or_path, fp8_kv_cache=has_fp8_cache)
+    has_fp8_cache = loaded.fp8_kv_cache or name.endswith(FP8_KV)
+    return msgspec.structs.replace(loaded, name=name, fp8_kv_cache=has_fp8_cache)

@@ -86,7 +86,7 @@ def _usual_pair(name: str) -> tuple[str, str]:
     if pair is None:
         raise EngineError(
             f"{name} is a checkpoint, not an engine directory, and its target is not known",
-            hint="give target, the model that the draft was trained for",
+            hint="give target (--target), the model that the draft was trained for; to serve a target: --draft",
         )
     return pair[0].draft, pair[1]
 

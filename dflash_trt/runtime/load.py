@@ -22,6 +22,7 @@ from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+from dflash_trt.runtime.plugin_processors import acceptance_rule
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.progress_display import progress_line
 from dflash_trt.runtime.ranks.roles import ALONE, Follower, Leader
@@ -73,6 +74,7 @@ def load_session(
     """
     manifest, device = pair.manifest, choose_device(options.device)
     parse_draft_length(options.draft_length, manifest.draft.num_draft_tokens)
+    rule = acceptance_rule(options.acceptance_rule)
     max_batch_size = options.max_batch_size or default_batch_size(manifest)
     load_target = prepare_target(
         pair.target, manifest.draft.target_layer_ids, max_batch_size, ranks,
@@ -95,8 +97,10 @@ def load_session(
         )
     session = Session(
         manifest, target, drafter, pair.tokenizer, stop_token_ids(target.model),
-        max_batch_size=max_batch_size, cache_gib=options.cache_gib,
+        max_batch_size=max_batch_size, cache_gib=options.cache_gib, acceptance_rule=rule,
     )  # fmt: skip
+    if rule is not None:
+        LOG.warning("acceptance rule %s: the output depends on the drafts; it is lossy", options.acceptance_rule)
     try:
         session.allocate()
         if device != "cpu":

@@ -26,6 +26,7 @@ from dflash_trt.runtime.grammars.compiler import GrammarCompiler
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.plugin_processors import AcceptanceRule, plugin_processors
 from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.text import TextStream
@@ -55,6 +56,8 @@ class Session:
     """End-of-sequence tokens of the target."""
     max_batch_size: int = field(default=1, kw_only=True)
     cache_gib: float = field(default=DEFAULTS.cache_gib, kw_only=True)
+    acceptance_rule: AcceptanceRule | None = field(default=None, kw_only=True)
+    """A plug-in's rule; None for the exact one."""
 
     def allocate(self) -> None:
         """Takes a GPU's memory for all requests at their longest, or for `cache_gib`; torch.OutOfMemoryError."""
@@ -117,7 +120,8 @@ class Session:
             processors.append(LogitBias(params.logit_bias))
         if params.structured_outputs is not None:
             processors.append(self.grammars.processor(params.structured_outputs))
-        return processors
+        processors += plugin_processors(params, vocab_size)
+        return processors if self.acceptance_rule is None else [*processors, self.acceptance_rule]
 
     @cached_property
     def grammars(self) -> GrammarCompiler:

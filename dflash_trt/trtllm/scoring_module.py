@@ -39,7 +39,7 @@ class ScoringEngineDrafter(EngineDrafter):
         """Read the scorer, too: the executor has its GPU, and no cache exists yet."""
         super()._build_fused_kv_buffers()
         if self._scorer is None:
-            self._scorer = read_scorer(self._directory, self._spec, self._executor.device)
+            self._scorer = read_scorer(self._directory, self._spec, self._executor)
 
     def _greedy_rows(
         self, hidden: Tensor, anchors: Tensor, context_hidden: Tensor | None, ids: Tensor, values: Tensor

@@ -2,8 +2,11 @@
 """Facts of LiLiCorr drafts, from config.json and tensors, and back."""
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +14,13 @@ import torch
 from dflash_trt.checkpoint.convert_dialect import LAYOUTS
 from dflash_trt.checkpoint.dialects import lilicorr, own
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.draft_spec import BlockConv, LatticeCorrelator
+from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, LatticeCorrelator
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.errors import CheckpointError
+from dflash_trt.runtime.drafter.open import open_drafter
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
+from tests.engines import build
 from tests.reference.synthetic import CONV_GROUP, CONV_TAPS, CORRELATOR, write_random_draft
 
 SIZES = LatticeCorrelator(
@@ -98,6 +103,34 @@ def test_tensors_are_all_there_and_fit(name: str, draft_dir: Path) -> None:
     assert f"missing tensor '{full}'" in refusal(lambda: read_draft(draft_dir))
 
 
+def numbered(tensors: dict[str, torch.Tensor]) -> None:
+    """The spelling of SGLang and TensorRT-LLM."""
+    spelled = {
+        "feature_norm": "feature_mlp.0",
+        "feature_mlp.up_proj": "feature_mlp.1",
+        "feature_mlp.down_proj": "feature_mlp.3",
+        ".mlp.up_proj": ".mlp.0",
+        ".mlp.down_proj": ".mlp.2",
+    }
+    for name in [name for name in tensors if name.startswith("lilicorr.")]:
+        new = name
+        for ours, theirs in spelled.items():
+            new = new.replace(ours, theirs)
+        tensors[new] = tensors.pop(name)
+
+
+def test_modules_may_be_numbered(draft_dir: Path) -> None:
+    named = read_draft(draft_dir).weights
+    shapes = {name: tensor.shape for name, tensor in named.items()}
+    edit_tensors(draft_dir, numbered)
+    assert {name: tensor.shape for name, tensor in read_draft(draft_dir).weights.items()} == shapes
+    edit_tensors(draft_dir, lambda tensors: tensors.update({"lilicorr.layers.0.mlp.1.weight": torch.zeros(7)}))
+    assert "lilicorr.layers.0.mlp.1.weight" in refusal(lambda: read_draft(draft_dir))
+    edit_tensors(draft_dir, lambda tensors: tensors.pop("lilicorr.layers.0.mlp.1.weight"))
+    edit_tensors(draft_dir, lambda tensors: tensors.update({"lilicorr.feature_norm.bias": torch.zeros(5)}))
+    assert "expected no other 'lilicorr.feature_norm.bias'" in refusal(lambda: read_draft(draft_dir))
+
+
 @pytest.mark.parametrize("kind", ["plain", "convolved"])
 def test_written_configurations_are_read_again(kind: str, tmp_path: Path) -> None:
     """In z-lab's layout, which other runtimes read, and in ours; others cannot say it."""
@@ -114,13 +147,72 @@ def test_written_configurations_are_read_again(kind: str, tmp_path: Path) -> Non
             LAYOUTS[layout].to_config(spec, "bfloat16")
 
 
+VALUES: tuple[object, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    3.5,
+    2**40,
+    1e300,
+    "",
+    "2",
+    [],
+    [2],
+    {},
+    {"a": 1},
+    24,
+    1e-9,
+    5e-324,
+)
+
+
+def damaged(config: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """Configurations with one or two wrong values, or keys that are left out, of LiLiCorr's section and around it."""
+    chance, section = Random(0), "dflash_config"
+    for index in range(count):
+        changed = config | {section: dict(config[section])}
+        for _ in range(1 + index % 2):
+            is_inner = chance.random() < 0.7
+            part = changed[section] if is_inner and isinstance(changed[section], dict) else changed
+            key = chance.choice([*CORRELATOR, *config[section]] if part is not changed else [*config])
+            if chance.random() < 0.1:
+                part.pop(key, None)
+            else:
+                part[key] = chance.choice(VALUES)
+        yield changed
+
+
+@pytest.mark.full
+def test_thousand_damaged_configurations_are_refused_or_computed(draft_dir: Path, tmp_path: Path) -> None:
+    """Each ends in a CheckpointError, or in a draft of which an engine is built and run."""
+    file = draft_dir / "config.json"
+    specs: dict[DraftSpec, dict[str, Any]] = {}
+    refused = 0
+    for changed in damaged(json.loads(file.read_text()), 1000):
+        file.write_text(json.dumps(changed))
+        try:
+            specs[read_draft(draft_dir).spec] = changed
+        except CheckpointError:
+            refused += 1
+    assert refused > 500
+    assert len(specs) > 10
+    for index, changed in enumerate(specs.values()):
+        file.write_text(json.dumps(changed))
+        manifest = build(draft_dir, tmp_path / f"engine {index}")
+        drafter = open_drafter(tmp_path / f"engine {index}", manifest)
+        assert drafter.scorer is not None or manifest.draft.lilicorr is None
+        drafter.close()
+
+
 def test_damaged_keys_are_refused_or_computed(draft_dir: Path) -> None:
     """No key of the section ends in anything but facts or a CheckpointError, whatever its value."""
     file = draft_dir / "config.json"
     config = json.loads(file.read_text())
-    values: tuple[object, ...] = (None, True, -1, 0, 1, 2, 3.5, 2**40, 1e300, "", "2", [], [2], {}, {"a": 1})
     for key in CORRELATOR:
-        for value in values:
+        for value in VALUES:
             changed = config | {"dflash_config": config["dflash_config"] | {key: value}}
             file.write_text(json.dumps(changed))
             with suppress(CheckpointError):

@@ -42,6 +42,15 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.fix == "pip install no_such_package"
 
 
+def test_a_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert finding("Hugging Face token").found == "present"
+    assert not [each for each in examine() if "hf_secret" in repr(each)]
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert finding("Hugging Face token").found == "none: enough for public models"
+    assert str(finding("system").found).count("Linux ")
+
+
 @pytest.mark.parametrize(
     ("distribution", "found"), [("tensorrt_cu13-11.4.0.106", "11.4.0.106"), (None, "of unknown version")]
 )

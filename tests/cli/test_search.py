@@ -20,7 +20,7 @@ DRAFT = FIXTURES / f"{NAME}-dflash"
 
 
 def search(features: Path, output: Path, *options: object) -> None:
-    arguments = ("--features", features, "--format", "FP8", "-o", output, *options)
+    arguments = ("--features", features, "--format", "fp8", "-o", output, *options)
     run_here("search", DRAFT, *arguments, *(() if "--max-tau-loss" in options else ("--max-tau-loss", "20%")))
 
 

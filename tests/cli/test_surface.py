@@ -13,7 +13,8 @@ import pytest
 from click.shell_completion import shell_complete
 
 from dflash_trt import _C, __version__
-from dflash_trt.cli import cli
+from dflash_trt.cli import cli, leaves
+from dflash_trt.cli.help_sections import COMMANDS, OPTIONS
 from dflash_trt.cli.version import commit, kernels
 from tests.cli.commands import run, surface
 from tests.paths import REPOSITORY
@@ -35,7 +36,36 @@ def test_help_of_every_command(name: str) -> None:
     assert command.short_help is not None
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            assert parameter.help or parameter.show_default, parameter.name
+            assert parameter.help, parameter.name
+
+
+def test_commands_are_grouped_as_in_the_readme() -> None:
+    rows = re.findall(r"^\| (`.+`) \| ", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    assert [re.findall(r"`([a-z-]+)`", row) for row in rows] == [list(names) for names in COMMANDS.values()]
+    assert {name for names in COMMANDS.values() for name in names} == set(cli.commands)
+    lines = run("--help").stdout.splitlines()
+    assert [line.rstrip(":") for line in lines if line.rstrip(":") in COMMANDS] == list(COMMANDS)
+
+
+def test_options_are_grouped() -> None:
+    known = {parameter.name for leaf in leaves(cli) for parameter in leaf.params} | {"help"}
+    names = [name for group in OPTIONS.values() for name in group]
+    assert len(names) == len(set(names))
+    assert known >= set(names)
+    text = run("serve", "--help").stdout
+    for title in ("Options:", "Runtime:", "HTTP:", "Output and log:"):
+        assert f"\n{title}\n" in text
+    for leaf in leaves(cli):
+        shown = run(*_path(leaf), "--help").stdout
+        assert all(option.opts[0] in shown for option in leaf.params if isinstance(option, click.Option))
+
+
+def _path(leaf: click.Command) -> list[str]:
+    return next(
+        [name, *([] if command is leaf else [str(leaf.name)])]
+        for name, command in cli.commands.items()
+        if leaf in leaves(command)
+    )
 
 
 def test_completion(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ class Case:
     num_context: int
     num_tokens: int
     own_vocabulary: bool = False
+    head_scale: float = 1.0
+    """A small scale of the target's lm_head leaves some probability to tokens that are no candidates."""
 
     def write(self, directory: Path) -> Path:
         """The draft, in FP32."""
@@ -46,7 +48,7 @@ class Case:
         generator = torch.Generator().manual_seed(self.num_context)
         taps = torch.randn(self.num_context, SIZES.num_taps * SIZES.hidden, generator=generator)
         table, head = torch.randn(2, SIZES.vocab_size, SIZES.hidden, generator=generator)
-        return taps, table, head, 5
+        return taps, table, self.head_scale * head, 5
 
 
 CASES = (
@@ -54,6 +56,7 @@ CASES = (
     Case("short draft", 7, 3),
     Case("one slot", 11, 1),
     Case("own head", 12, 5, own_vocabulary=True),
+    Case("flat head", 9, 5, head_scale=0.05),
 )
 
 

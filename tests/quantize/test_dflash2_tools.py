@@ -62,6 +62,11 @@ def test_kinds_are_compared_on_the_same_answers(tmp_path: Path, capsys: pytest.C
     run_here("verify", tmp_path / LILICORR.name, *asked, "--json")
     report = json.loads(capsys.readouterr().out)
     assert report["engine"]["tau"] > report["reference"]["tau"] > 1.5
+    assert [report[which]["kind"] for which in ("engine", "reference")] == ["LiLiCorr", "DFlash"]
+    run_here("verify", tmp_path / LILICORR.name, *asked)
+    said = capsys.readouterr().out
+    assert "tau below DFlash's" in said
+    assert "tau loss" not in said
 
 
 @pytest.mark.full

@@ -47,6 +47,15 @@ def test_names_of_recipes() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("W4A16_AWQ", "int4-w4a16"), ("w4a16_nvfp4+fp8-kv", "nvfp4-w4a16+fp8-kv"), ("NVFP4", "nvfp4"), ("fp8", "fp8")],
+)
+def test_names_of_modelopt(given: str, name: str) -> None:
+    assert load_recipe(given) == load_recipe(name)
+    assert load_recipe(given).name == name
+
+
 def test_fp8_cache_is_an_addition_to_any_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(ALL)
     assert not load_recipe("bf16").fp8_kv_cache

@@ -5,6 +5,7 @@ dropped or shared one changes the result.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ Dialect = Literal["gpt_oss", "qwen3"]
 CONV_GROUP, CONV_TAPS, SELECTOR_RANK, TOP_K = 8, 2, 12, 5
 """Sizes of a synthetic DFlash2 drafter."""
 MARKOV_RANK = 12
-CORRELATOR = {
+CORRELATOR: dict[str, float] = {
     "lilicorr_candidate_topk": 4, "lilicorr_factor_dim": 6, "lilicorr_hidden_size": 24, "lilicorr_logit_scale": 7.5,
     "lilicorr_mlp_ratio": 1.5, "lilicorr_num_heads": 3, "lilicorr_num_layers": 2, "lilicorr_vector_eps": 1e-6,
 }  # fmt: skip
@@ -54,13 +55,14 @@ def write_random_draft(
     head_facts: dict[str, float] | None = None,
     dspark: Markov | None = None,
     lilicorr: Literal["plain", "convolved"] | None = None,
+    correlator: Mapping[str, float] = CORRELATOR,
     own_vocabulary: bool = False,
 ) -> Path:
     """Writes config.json and model.safetensors into `path` and returns it.
 
     `dflash2` adds convolutions and a candidate selector, and `head_facts` to dflash_config; `dspark` is the Markov head
-    of a draft in DeepSpec's layout, with a confidence head where there is one; `lilicorr` adds a correlator, and
-    convolutions if they are asked for; `own_vocabulary` adds embedding and lm_head.
+    of a draft in DeepSpec's layout, with a confidence head where there is one; `lilicorr` adds a correlator with the
+    sizes `correlator`, and convolutions if they are asked for; `own_vocabulary` adds embedding and lm_head.
 
     layer_types gives the number of layers too; None means three, all full. is_causal None leaves the key out.
     """
@@ -81,8 +83,8 @@ def write_random_draft(
         tensors |= _dflash2_tensors(sizes, len(layer_types), seed)
     if lilicorr is not None:
         config["architectures"] = ["LiLiCorrDraftModel"]
-        config["dflash_config"] |= {"lilicorr_enabled": True, "block_size": config.pop("block_size"), **CORRELATOR}
-        tensors |= _lilicorr_tensors(sizes, seed)
+        config["dflash_config"] |= {"lilicorr_enabled": True, "block_size": config.pop("block_size"), **correlator}
+        tensors |= _lilicorr_tensors(sizes, correlator, seed)
         if lilicorr == "convolved":
             config["dflash_config"] |= {"conv_group_size": CONV_GROUP, "conv_kernel_size": CONV_TAPS}
             added = _dflash2_tensors(sizes, len(layer_types), seed)
@@ -140,15 +142,12 @@ def _dspark_tensors(sizes: DraftSizes, seed: int, *, is_gated: bool) -> Tensors:
     return {name: scale.get(name, 1.0) * torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
 
 
-def _lilicorr_tensors(sizes: DraftSizes, seed: int) -> Tensors:
+def _lilicorr_tensors(sizes: DraftSizes, correlator: Mapping[str, float], seed: int) -> Tensors:
     """A correlator in which every feature, embedding and bias moves the scores."""
     generator = torch.Generator().manual_seed(seed + 4000)
-    H, S, C, f = sizes.hidden, sizes.block_size, CORRELATOR["lilicorr_hidden_size"], CORRELATOR["lilicorr_factor_dim"]
-    inner, heads, k = (
-        int(CORRELATOR["lilicorr_mlp_ratio"] * C),
-        CORRELATOR["lilicorr_num_heads"],
-        CORRELATOR["lilicorr_candidate_topk"],
-    )
+    H, S, C = sizes.hidden, sizes.block_size, int(correlator["lilicorr_hidden_size"])
+    f, inner = int(correlator["lilicorr_factor_dim"]), int(correlator["lilicorr_mlp_ratio"] * C)
+    heads, k = int(correlator["lilicorr_num_heads"]), int(correlator["lilicorr_candidate_topk"])
     linears = {
         "token_proj": (C, H), "pass_hidden_proj": (C, H), "context_proj": (C, H), "feature_mlp.up_proj": (C, 5),
         "feature_mlp.down_proj": (C, C), "factor_input_proj": (C, 3 * C), "out_head": (f, C), "in_head": (f, C),
@@ -156,7 +155,7 @@ def _lilicorr_tensors(sizes: DraftSizes, seed: int) -> Tensors:
     }  # fmt: skip
     norms = {"feature_norm": 5, "output_norm": C, "anchor_norm": C}
     tensors = {"feature_norm.bias": torch.randn(5, generator=generator)}
-    for layer in (f"layers.{i}" for i in range(CORRELATOR["lilicorr_num_layers"])):
+    for layer in (f"layers.{i}" for i in range(int(correlator["lilicorr_num_layers"]))):
         linears |= {
             f"{layer}.attn.out_proj": (C, C),
             f"{layer}.mlp.up_proj": (inner, C),

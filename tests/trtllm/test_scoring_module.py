@@ -12,8 +12,10 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.device import launcher
+from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
@@ -48,9 +50,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return open_session(directory / "engine", str(TARGET), RuntimeOptions(max_batch_size=BATCH))
 
 
-def traces(session: Session, num_drafts: int) -> list[Trace]:
+def traces(session: Session, num_drafts: int, executor: Executor | None = None) -> list[Trace]:
     spec = session.manifest.draft
-    executor = OnnxExecutor(engine_of(session), session.manifest)
+    executor = executor or OnnxExecutor(engine_of(session), session.manifest)
     drafter = LilicorrEngineDrafter(draft_config(spec), spec, executor, engine_of(session))
     share(drafter, session.target)
     worker = Worker(drafter, max_batch=BATCH, max_ctx=CONTEXT, num_drafts=num_drafts, generation="8d62b3e5")
@@ -80,8 +82,29 @@ def test_each_argument_counts(wrong: int, session: Session, monkeypatch: pytest.
     assert any(trace.drafts != trace.expected_drafts for trace in traces(session, 7))
 
 
+def test_plans_on_the_recorded_tensorrt(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime computes the three plans, with inputs and outputs in BF16; a batch is larger than a call takes."""
+    pretend(monkeypatch, tmp_path, VERSIONS[-1])
+    engine = copytree(engine_of(session), tmp_path / "engine")
+    room = CONTEXT + SIZES.block_size
+    manifest = add_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=room, max_num_tokens=24))
+    assert {*manifest.plans} == {"context", "draft", "correlator"}
+    for num_drafts in (7, 2):
+        found = traces(session, num_drafts, TensorRTExecutor(engine, manifest, HostLauncher()))
+        for prompt, trace in zip(prompts(session), found, strict=False):
+            assert trace.token_ids == session.generate_plain(prompt[:60], greedy(len(trace.token_ids))).token_ids
+        if num_drafts == 7:
+            pairs = [
+                (ours, theirs)
+                for trace in found
+                for row, expected in zip(trace.drafts, trace.expected_drafts, strict=True)
+                for ours, theirs in zip(row, expected, strict=True)
+            ]
+            assert sum(ours == theirs for ours, theirs in pairs) > 0.8 * len(pairs)
+
+
 def test_what_is_registered_builds_it(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plans of both graphs, and all that the worker asks of the drafter."""
+    """The plans of all graphs, and all that the worker asks of the drafter."""
     monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
     engine = copytree(engine_of(session), tmp_path / "engine")

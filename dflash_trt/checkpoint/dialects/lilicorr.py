@@ -2,15 +2,18 @@
 """LiLiCorr: z-lab's layout with a transformer that scores the lattice of candidates, with or without convolutions.
 
 Keys and tensors are those of vLLM 0.33 (models/lilicorr.py, LiLiCorrForCausalLM), which SGLang's pull request 37462 and
-TensorRT-LLM 1.4.0rc1 read too (arXiv 2608.20530).
+TensorRT-LLM 1.4.0rc1 read too (arXiv 2608.20530). These two number the modules of an MLP, as torch's Sequential does;
+vLLM 0.33 has names for them.
 """
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
 from dflash_trt.checkpoint.dialects.shared_keys import PROJECTOR, Places, named
 from dflash_trt.checkpoint.draft_spec import LILICORR, BlockConv, DraftSpec, LatticeCorrelator
 from dflash_trt.checkpoint.facts import Facts
@@ -18,6 +21,8 @@ from dflash_trt.checkpoint.safetensors_file import Weights
 
 ARCHITECTURE = "LiLiCorrDraftModel"
 ENABLED, OWN_HEAD = "lilicorr_enabled", "has_own_lm_head"
+NUMBERED = re.compile(rf"{LILICORR}\.(feature_mlp|layers\.\d+\.mlp)\.(\d)\.(weight|bias)")
+MODULES = {"0": "up_proj", "2": "down_proj"}
 MAX_SIZE, MAX_LAYERS, MAX_TOP_K = 1 << 20, 256, 1024
 
 
@@ -87,6 +92,20 @@ def additions_to_config(spec: DraftSpec) -> dict[str, object]:
     return {ENABLED: True, PROJECTOR: LILICORR, **keys, **conv}
 
 
-LILICORR_DIALECT = Dialect(
-    name=LILICORR, recognises=named(LILICORR), read=read, is_canonical=True, canonical=zlab.canonical
-)
+def canonical(weights: Weights, spec: DraftSpec) -> Weights:
+    """Names the modules of MLPs that are numbered; the first of feature_mlp's is its norm."""
+
+    def name_of(name: str) -> str:
+        if (match := NUMBERED.fullmatch(name)) is None:
+            return name
+        mlp, number, part = match.groups()
+        if mlp == "feature_mlp":
+            if number == "0":
+                return f"{LILICORR}.feature_norm.{part}"
+            number = str(int(number) - 1)
+        return f"{LILICORR}.{mlp}.{MODULES[number]}.{part}" if number in MODULES else name
+
+    return zlab.canonical(renamed(weights, name_of), spec)
+
+
+LILICORR_DIALECT = Dialect(name=LILICORR, recognises=named(LILICORR), read=read, is_canonical=True, canonical=canonical)

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, RuntimeName
-from dflash_trt.engine.signatures import MAX_CONTEXT, PAGE_SIZES, Graph
+from dflash_trt.engine.signatures import CORRELATOR, MAX_CONTEXT, PAGE_SIZES, Graph
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 
@@ -20,7 +21,6 @@ Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9A-
 ComputeCapability = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}\.[0-9]\Z")]
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
-GRAPHS = ("context", "draft")
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
 MOST_PAGES = MAX_CONTEXT // PAGE_SIZES[0]
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
@@ -56,6 +56,11 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 "compute_capabilities": (),
             } | changes
         return msgspec.structs.replace(self, **changes)
+
+
+def num_workspaces(spec: PartialDraftSpec) -> int:
+    """Plans of one rank that take scratch memory: context, draft, of which segments share it, and correlator."""
+    return 2 if spec.lilicorr is None else 3
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,10 +166,13 @@ def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
     thin = few if options.runtime == "tensorrt_rtx" else list
     if graph == "context":
         return tuple({"T": Range(min=T, opt=T, max=T)} for T in thin(row_buckets(options.max_num_tokens)))
+    batches = [{"B": Range(min=B, opt=B, max=B)} for B in thin(graph_batch_sizes(options.max_batch_size))]
+    if graph == CORRELATOR:
+        return tuple(batches)
     slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
     # Only the plugin reads the page table, so there is nothing to tune.
     table = {axis: Range(min=1, opt=1, max=size) for axis, size in (("slots", slots), ("pages", MOST_PAGES))}
-    return tuple({"B": Range(min=B, opt=B, max=B), **table} for B in thin(graph_batch_sizes(options.max_batch_size)))
+    return tuple(batch | table for batch in batches)
 
 
 def row_buckets(largest: int) -> list[int]:

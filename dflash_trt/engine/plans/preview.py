@@ -15,7 +15,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, profiles, shapes
+from dflash_trt.engine.plans.plan import PlanOptions, num_workspaces, profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
 from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.engine.shards import shard_spec, shards
@@ -78,13 +78,13 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a drafter with TensorRT on one GPU: exact for our allocations, a bound for TensorRT's."""
 
     weight_bytes: int
-    """Files that both graphs point into; TensorRT may repack them."""
+    """Files that the graphs point into; TensorRT may repack them."""
     cache_bytes: int
     """Context rows of all slots."""
     activation_bytes: int
     """Inputs and outputs of the largest call."""
     workspace_bytes: int
-    """Limit of both plans together."""
+    """Limit of all plans together."""
 
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:
@@ -100,7 +100,7 @@ def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) ->
         weight_bytes=sum(file.stat().st_size for file in weights),
         cache_bytes=cache,
         activation_bytes=activations,
-        workspace_bytes=len(GRAPHS) * options.workspace_bytes,
+        workspace_bytes=num_workspaces(manifest.draft) * options.workspace_bytes,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two graphs as TensorRT plans: one launch a call, everything bound once. Not yet run with libnvinfer."""
+"""The graphs as TensorRT plans: one launch a call, everything bound once. Not yet run with libnvinfer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dflash_trt.engine.plans.plan_runner import PlanRunner, Workspace
 from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
 from dflash_trt.engine.recorded_executor import RecordedExecutor
 from dflash_trt.engine.recorded_graph import SizedGraph, graph_tensors
-from dflash_trt.engine.signatures import num_pages_for, num_segments, segment_name, stream_names
+from dflash_trt.engine.signatures import CORRELATOR, num_pages_for, num_segments, segment_name, stream_names
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 
@@ -66,6 +66,9 @@ class TensorRTExecutor(RecordedExecutor):
 
     def _load_context(self) -> SizedGraph:
         return self._checked().load("context", "T", {})
+
+    def _load_correlator(self) -> SizedGraph:
+        return self._checked().load(CORRELATOR, "B", {})
 
     def _load_draft(self, cached: Mapping[str, Tensor]) -> SizedGraph:
         if self._all_reduce is None:

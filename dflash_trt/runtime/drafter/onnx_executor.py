@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two graphs on ONNX Runtime, lowered to FLOAT, on a CPU."""
+"""The graphs on ONNX Runtime, lowered to FLOAT, on a CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.engine.executor import CorrelatorInputs, DraftInputs
 from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.signatures import CORRELATOR
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 
@@ -50,7 +51,7 @@ class OnnxExecutor:
         """None: graphs on ONNX Runtime have no such limit."""
 
     def load(self) -> None:
-        """Creates both sessions.
+        """Creates the sessions.
 
         Raises EngineError when ONNX Runtime refuses a graph.
         """
@@ -77,7 +78,7 @@ class OnnxExecutor:
             graph.forget()
 
     def close(self) -> None:
-        """Drops the caches and both sessions."""
+        """Drops the caches and the sessions."""
         self._bound.clear()
         self._sessions.clear()
 
@@ -94,6 +95,14 @@ class OnnxExecutor:
         shapes |= {name: [B * S, H] for name in self._expose}
         values = dict(zip(shapes, self._bound["draft"].run(inputs._asdict(), shapes), strict=True))
         return values | {name: values[name].view(B, S, H) for name in self._expose}
+
+    def correlate(self, inputs: CorrelatorInputs) -> Tensor:
+        """The correlator's scores."""
+        B, count = inputs.slot_hidden.shape[:2]
+        (scores,) = self._manifest.graphs[CORRELATOR].outputs
+        shape = scores.sizes({"B": B})
+        (values,) = self._bound[CORRELATOR].run(inputs.padded(shape[1]), {scores.name: shape})
+        return values[:, :count]
 
 
 class _Bound(NamedTuple):

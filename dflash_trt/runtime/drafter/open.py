@@ -10,7 +10,6 @@ import torch
 
 from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.plan import GRAPHS
 from dflash_trt.engine.read_scorer import read_scorer
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
@@ -27,7 +26,7 @@ def open_drafter(
     """
     chosen = choose_executor(engine, manifest, device=device, executor=executor, expose=expose)
     embedding = DraftEmbedding.read(engine, manifest.draft, chosen.device)
-    scorer = read_scorer(engine, manifest.draft, chosen.device)
+    scorer = read_scorer(engine, manifest.draft, chosen)
     return Drafter.open(chosen, manifest.draft, num_slots=num_slots, embedding=embedding, scorer=scorer)
 
 
@@ -47,7 +46,7 @@ def choose_executor(
         )
     is_cpu = device == "cpu"
     if executor == "auto":
-        has_plans = all(graph in manifest.plans for graph in GRAPHS)
+        has_plans = all(graph in manifest.plans for graph in manifest.graphs)
         executor = "onnxruntime" if is_cpu else "tensorrt" if has_plans and not expose else "torch"
     if executor == "onnxruntime":
         if not is_cpu:

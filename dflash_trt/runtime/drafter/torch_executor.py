@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two graphs in torch: the default on a GPU without TensorRT plans, and with --executor torch on a CPU.
+"""The graphs in torch: the default on a GPU without TensorRT plans, and with --executor torch on a CPU.
 
 On a GPU each size is a CUDA graph. Not faster than ONNX Runtime on a CPU, where it shows what a GPU computes: BF16, and
 FP8 products.
@@ -25,7 +25,7 @@ from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor
 from dflash_trt.engine.recorded_graph import RecordedGraph, graph_tensors
-from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
+from dflash_trt.engine.signatures import CORRELATOR, MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES
 from dflash_trt.runtime.drafter.torch.graph_program import Program
@@ -58,7 +58,7 @@ class TorchExecutor(RecordedExecutor):
         self._num_slots = num_slots
 
     def load(self) -> None:
-        """Reads the context graph.
+        """Reads the graphs that read no context.
 
         Raises EngineError for an operator without a function here, or an FP8 cache on a GPU without FP8,
         MissingDependencyError on a GPU that the attention kernel was not compiled for.
@@ -86,6 +86,9 @@ class TorchExecutor(RecordedExecutor):
 
     def _load_context(self) -> RecordedGraph:
         return self._load("context", {"T": MAX_ROWS}, {}, row_buckets(MAX_ROWS))
+
+    def _load_correlator(self) -> RecordedGraph:
+        return self._load(CORRELATOR, {"B": self._num_slots}, {}, graph_batch_sizes(self._num_slots))
 
     def _load_draft(self, cached: Mapping[str, Tensor]) -> RecordedGraph:
         spec, B = self._manifest.draft, self._num_slots

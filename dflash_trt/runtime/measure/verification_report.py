@@ -44,6 +44,8 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     """Name of the checkpoint that it was built from."""
+    kind: str
+    """Kind of the draft: DFlash, DFlash2, LiLiCorr, ..."""
     quantized_modules: dict[str, int]
     """Number of linear layers by algorithm; empty for an unquantised engine."""
     fp8_kv_cache: bool
@@ -104,6 +106,7 @@ def engine_facts(manifest: Manifest, steps: Sequence[Step]) -> dict[str, Any]:
     """All fields of EngineFigures but tau."""
     return {
         "source": manifest.source.name,
+        "kind": manifest.draft.kind,
         "quantized_modules": dict(sorted(Counter(manifest.quantization.modules.values()).items())),
         "fp8_kv_cache": manifest.quantization.fp8_kv_cache,
         "steps": len(steps),

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from dflash_trt.api.plugins import DRAFT_LENGTHS, plugin
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.policy.auto_length import AutoLength
 from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength, LengthByBatch
+from dflash_trt.runtime.policy.plugin_length import PluginLength
 
 
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
-    """Policy for auto, 7, or 1:7,8:3,32:0 (from batch size 1, 8, 32 on); RequestError for anything else."""
+    """Policy for auto, 7, 1:7,8:3,32:0 (from batch size 1, 8, 32 on), or a plug-in; RequestError for anything else."""
     text = str(given)
+    if (entry := plugin(DRAFT_LENGTHS, text)) is not None:
+        return PluginLength(entry, num_draft_tokens)
     with suppress(ValueError):
         if text == "auto":
             return AutoLength(num_draft_tokens)

@@ -9,6 +9,8 @@ import queue
 import threading
 from contextlib import suppress
 
+from dflash_trt.files.json_log import JsonFormatter
+
 MAX_QUEUED_LINES = 1000
 FLUSH_SECONDS = 1.0
 STDERR = 2
@@ -58,10 +60,16 @@ class NonBlockingHandler(logging.Handler):
 
 
 def set_up_logging() -> None:
-    """The access log, what GPUs record, our warnings and libraries' errors on stderr, with the time."""
-    handler = NonBlockingHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    """The access log, what GPUs record, our warnings and libraries' errors on stderr, with the time.
+
+    A level of the logger `dflash_trt` that is set already stays, and so does JSON as the format.
+    """
+    handler, chosen = NonBlockingHandler(), logging.getLogger("dflash_trt").level
+    formatters = [each.formatter for each in logging.getLogger().handlers]
+    text = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    handler.setFormatter(next((each for each in formatters if isinstance(each, JsonFormatter)), text))
     logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
-    levels = {"dflash_trt": logging.WARNING, "dflash_trt.runtime": logging.INFO, "uvicorn.error": logging.ERROR}
+    levels = {"dflash_trt": chosen or logging.WARNING, "dflash_trt.runtime": chosen or logging.INFO}
+    levels["uvicorn.error"] = logging.ERROR
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 import uuid
@@ -94,4 +95,5 @@ class AccessLogMiddleware:
             client = scope["client"][0] if scope["client"] else "-"
             seconds = time.perf_counter() - begin
             line = "%s %s %s %d %.3f s, id %s%s"
-            log.info(line, client, scope["method"], path, status, seconds, request_id, extra)
+            level = logging.DEBUG if path == "/health" and status == 200 else logging.INFO  # probes, every few seconds
+            log.log(level, line, client, scope["method"], path, status, seconds, request_id, extra)

@@ -222,7 +222,7 @@ def test_gpus_without_a_rate_and_too_few_gpus() -> None:
 
 def test_what_tune_proposes_can_be_written(tmp_path: Path) -> None:
     file = tmp_path / "tuned.yaml"
-    result = run("tune", MOE, "--slo", 300, "--tau", 4.7, "--request-rate", 40, "--gpus", 16, "-o", file)
+    result = run("tune", MOE, "--slo", 300, "--tau", 4.7, "--request-rate", 40, "--num-gpus", 16, "-o", file)
     assert result.returncode == 0, result.stderr
     assert " servers on " in result.stdout
     command = shlex.split(result.stderr.rpartition("next: ")[2])

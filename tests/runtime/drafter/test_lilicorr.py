@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.engine import engine_directory
+from dflash_trt.engine.graph.correlator_graph import correlator_graph
 from dflash_trt.engine.lilicorr_scorer import LilicorrScorer
+from dflash_trt.runtime.drafter.drafter import Drafter
 from tests.decoding import Tables
-from tests.oracle.vllm_lilicorr import CASES, Case, run
+from tests.oracle.vllm_lilicorr import CASES, SIZES, TOP_K, Case, run
 from tests.paths import REPOSITORY
-from tests.reference.synthetic import DraftSizes, write_random_draft
+from tests.reference.synthetic import write_random_draft
 from tests.runtime.drafter.walks import opened, walked
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -106,22 +108,56 @@ def test_every_part_moves_the_scores(fault: str, tmp_path: Path) -> None:
     assert np.abs(found - golden(case)["scores"]).max() > 100 * ATOL
 
 
-def test_a_projection_is_left_out_where_the_widths_agree(tmp_path: Path) -> None:
-    """vLLM 0.33: token_proj is the identity; a hidden size of 0 is the draft's own."""
-    sizes = DraftSizes(hidden=24)
-    draft = write_random_draft(tmp_path / "draft", dialect="qwen3", lilicorr="plain", dtype=torch.float32, sizes=sizes)
-    tensors = load_file(draft / "model.safetensors")
-    for part in ("weight", "bias"):
-        del tensors[f"lilicorr.token_proj.{part}"]
-    save_file(tensors, draft / "model.safetensors")
-    config = json.loads((draft / "config.json").read_text())
-    config["dflash_config"]["lilicorr_hidden_size"] = 0
-    (draft / "config.json").write_text(json.dumps(config))
-    spec = read_draft(draft).spec
-    assert spec.lilicorr is not None
-    assert spec.lilicorr.hidden_size == 24
-    drafter, slots = opened(draft, tmp_path / "engine", torch.randn(9, 3 * 24), 9, 1)
-    assert isinstance(drafter.scorer, LilicorrScorer)
-    table, head = torch.randn(2, 96, 24)
-    _, proposed, _ = walked(drafter, slots, [3], 5, Tables(table, head))
-    assert len(proposed.token_ids) == 5
+K, k = SIZES.block_size - 1, TOP_K
+RANKS, SLOTS = np.arange(k, dtype=np.float32)[:, None] / (k - 1), np.arange(K)
+DISTANCES = SLOTS[:, None] - SLOTS + K
+
+
+def changed(model: onnx.ModelProto, before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    """The graph with another constant."""
+    (constant,) = (
+        found for found in model.graph.initializer
+        if not found.external_data and np.array_equal(onnx.numpy_helper.to_array(found), before)
+    )  # fmt: skip
+    constant.CopyFrom(onnx.numpy_helper.from_array(after.astype(before.dtype), constant.name))
+    return model
+
+
+GRAPH_FAULTS = {
+    "rank feature off by one": (RANKS, np.roll(RANKS, 1)),
+    "slot bias reversed": (DISTANCES, DISTANCES.T),
+    "slot bias off by one": (DISTANCES, DISTANCES + 1),
+    "every candidate best": ((RANKS == 0).astype(np.float32), np.ones_like(RANKS)),
+}
+
+
+@pytest.mark.parametrize("fault", GRAPH_FAULTS)
+def test_faults_of_the_graph_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        engine_directory, "correlator_graph", lambda draft: changed(correlator_graph(draft), *GRAPH_FAULTS[fault])
+    )
+    found = ours(CASES[0], CASES[0].write(tmp_path / "draft"), tmp_path / "engine")["scores"]
+    assert np.abs(found - golden(CASES[0])["scores"]).max() > 100 * ATOL
+
+
+def after_the_wrong_token(drafter: Drafter, slots: Any, counts: Any, rows: torch.Tensor) -> None:
+    KEEP_LAST(drafter, slots, counts, rows.roll(1, 0))
+
+
+def among_the_candidates(scorer: LilicorrScorer, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    top, ids = logits.topk(scorer.top_k)
+    return ids, top.log_softmax(-1)
+
+
+KEEP_LAST = Drafter._keep_last
+READ_FAULTS = {
+    "anchor of the wrong token": (Drafter, "_keep_last", after_the_wrong_token),
+    "softmax over the candidates only": (LilicorrScorer, "from_logits", among_the_candidates),
+}
+
+
+@pytest.mark.parametrize("fault", READ_FAULTS)
+def test_faults_of_what_it_reads_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*READ_FAULTS[fault])
+    found = ours(CASES[-1], CASES[-1].write(tmp_path / "draft"), tmp_path / "engine")["scores"]
+    assert np.abs(found - golden(CASES[-1])["scores"]).max() > 100 * ATOL

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.device.launcher import CudaLauncher
+from dflash_trt.engine.executor import CorrelatorInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.recorded_graph import RecordedGraph
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -52,6 +53,11 @@ def run(drafter: Drafter, engine: Path) -> Results:
         blocks = random(len(slots), spec.block_size, spec.hidden_size)
         outputs = drafter.run(slots, blocks)
         results |= {f"{name} {step}": value.clone() for name, value in outputs.items()}
+        if (sizes := spec.lilicorr) is not None:
+            B, K, k, H = len(slots), spec.num_draft_tokens - step % 2, sizes.top_k, spec.hidden_size
+            log_probs = random(B, K, 96).log_softmax(-1).topk(k).values
+            inputs = CorrelatorInputs(random(B, K, k, H), log_probs, random(B, K, H), random(B, H))
+            results[f"scores {step}"] = drafter.executor.correlate(inputs).clone()
     for slot in range(NUM_SLOTS):
         for name, rows in zip("kv", drafter.cache.rows(slot), strict=True):
             results[f"{name} of slot {slot}"] = rows.float().cpu() * scales_of(drafter, engine, name)

@@ -53,7 +53,7 @@ def test_answers_end_by_themselves(name: str) -> None:
 def test_nothing_to_say(engine: Path, chat_target: Path) -> None:
     result = chat(engine, chat_target, b" \n")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "error: stdin: expected a message, found nothing\n"
+    assert result.stderr.startswith("error: stdin: expected a message, found nothing\n\nhint: dflash-trt chat --help")
 
 
 def test_a_target_without_a_template(engine: Path, tmp_path: Path) -> None:

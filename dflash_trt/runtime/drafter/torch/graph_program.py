@@ -18,7 +18,7 @@ from dflash_trt.runtime.drafter.torch.calls import Call, fused
 from dflash_trt.runtime.drafter.torch.onnx_graph import HINT, UNPACK, Node, OnnxGraph, Pattern
 from dflash_trt.runtime.drafter.torch.operators import OPERATORS, dequantize, unpacked
 
-PRODUCTS_AND_CHOICES = ("Gemm", "ArgMax", "TopK")
+PRODUCTS_AND_CHOICES = ("Gemm", "MatMul", "ArgMax", "TopK")
 
 
 class Program:

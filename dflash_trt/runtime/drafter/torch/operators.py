@@ -90,6 +90,26 @@ def square_root(x: Tensor) -> Tensor:
     return x.sqrt()
 
 
+@operator("Exp")
+def exponential(x: Tensor) -> Tensor:
+    return x.exp()
+
+
+@operator("Max")
+def maximum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(x, y)
+
+
+@operator("Less")
+def less(x: Tensor, y: Tensor) -> Tensor:
+    return x < y
+
+
+@operator("Softmax")
+def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    return x.softmax(axis)
+
+
 @operator("Sigmoid")
 def sigmoid(x: Tensor) -> Tensor:
     return x.sigmoid()
@@ -129,6 +149,17 @@ def unsqueeze(x: Tensor, *, axes: Sequence[int]) -> Tensor:
     return x
 
 
+@operator("Transpose")
+def transpose(x: Tensor, *, perm: Sequence[int]) -> Tensor:
+    return x.permute(*perm)
+
+
+@operator("Expand", "shape")
+def expand(x: Tensor, *, shape: Sequence[int]) -> Tensor:
+    """To the shape that both broadcast to."""
+    return x.expand(torch.broadcast_shapes(x.shape, tuple(shape)))  # type: ignore[no-untyped-call]
+
+
 @operator("Concat")
 def concat(*tensors: Tensor, axis: int) -> Tensor:
     return torch.cat(tensors, axis)
@@ -157,12 +188,23 @@ def pad(x: Tensor, *, pads: Sequence[int]) -> Tensor:
 def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     axis %= x.dim()
     rows = x.index_select(axis, indices.reshape(-1))
-    return rows.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return rows.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
 
 @operator("ReduceMean", "axes")
 def reduce_mean(x: Tensor, *, axes: Sequence[int], keepdims: int = 1) -> Tensor:
     return x.mean(list(axes), keepdim=bool(keepdims))
+
+
+@operator("ReduceL2", "axes")
+def reduce_l2(x: Tensor, *, axes: Sequence[int], keepdims: int = 1) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dim=list(axes), keepdim=bool(keepdims))
+    return norm
+
+
+@operator("ReduceLogSumExp", "axes")
+def reduce_log_sum_exp(x: Tensor, *, axes: Sequence[int], keepdims: int = 1) -> Tensor:
+    return x.logsumexp(list(axes), keepdim=bool(keepdims))
 
 
 @operator("ArgMax")
@@ -174,6 +216,11 @@ def arg_max(x: Tensor, *, axis: int = 0, keepdims: int = 1) -> Tensor:
 def top_k(x: Tensor, *, k: Sequence[int], axis: int = -1) -> tuple[Tensor, Tensor]:
     values, indices = x.topk(k[0], axis)
     return values, indices
+
+
+@operator("MatMul")
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
 
 
 @operator("Gemm")

@@ -20,7 +20,7 @@ PACKED_TYPES = (FP4, INT4, UINT4)
 
 
 class StoredWeights:
-    """Tensors of an engine directory; both graphs share those that both read."""
+    """Tensors of an engine directory; the graphs share those that several read."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self._directory = directory

@@ -75,7 +75,8 @@ def recover_checkpoint(
     spec, device = draft.spec, choose_device(device)
     if spec.kind != "DFlash":
         raise CheckpointError(
-            f"{draft.directory}: expected a DFlash draft, found {spec.kind}, which `recover` does not train",
+            f"{draft.directory}: expected a DFlash draft, found {spec.kind}, which `recover` does not train: it has no"
+            " convolutions, no paths through candidates and no anchor-first blocks",
             hint="quantise it without training: dflash-trt quantize",
         )
     algorithms = recipe.algorithms(draft.spec.linear_modules())

@@ -57,6 +57,8 @@ MAKERS: dict[str, Maker] = {
     "DFlash2": partial(written, dialect="qwen3", dflash2=True),
     "DSpark": partial(written, dialect="qwen3", dspark="gated"),
     "DSpark with its own head": partial(written, dialect="qwen3", dspark="vanilla", own_vocabulary=True),
+    "LiLiCorr": partial(written, dialect="qwen3", lilicorr="convolved"),
+    "LiLiCorr with its own head": partial(written, dialect="qwen3", lilicorr="plain", own_vocabulary=True),
     "capped logits": partial(
         featured,
         dialect="qwen3",
@@ -73,6 +75,7 @@ QUICK = (
     "capped logits",
     "trimmed head",
     "DSpark with its own head",
+    "LiLiCorr with its own head",
     "fp8+fp8-kv",
     "mixed-nvfp4-fp8",
     "Laguna",
