@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import pytest
+from transformers import AutoTokenizer
 
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.proposals import Proposals
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.text import TextStream
+from tests.paths import FIXTURES
 
 STOP = 9
 
@@ -45,6 +48,18 @@ def test_what_follows_the_end_is_left_out(
     assert [len(found.logprobs), len(found.top_logprobs)] == [1 + len(taken)] * 2
     assert found.steps == [Step(token_ids=tuple(taken), proposals=drafts, accepted=accepted)]
     assert found.emissions.read(found.token_ids).times == [1.0, 2.0]
+
+
+def test_the_token_that_completes_a_stop_text_is_the_last() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")
+    digits = tokenizer.convert_tokens_to_ids(list("0123"))
+    params = SamplingParams(max_tokens=9, stop="12")
+    text = TextStream(tokenizer, params.stop_texts)
+    found = Request(prompt_ids=[1], params=params, sampler=params.sampler(), stop_ids=frozenset(), text=text)
+    assert found.append(digits[:1], Proposals([]), 1.0) == 1
+    assert found.append(digits[1:], Proposals(digits[1:3]), 2.0) == 2
+    assert (found.token_ids, found.ending, text.text, text.stopped_by) == (digits[:3], FinishReason.STOP, "0", "12")
+    assert found.steps == [Step(token_ids=tuple(digits[1:3]), proposals=tuple(digits[1:3]), accepted=2)]
 
 
 def test_a_whole_block_is_taken_with_the_token_after_it() -> None:
