@@ -48,7 +48,7 @@ def steps_of_batches() -> dict[str, Case]:
 
 
 def steps_with_features(size: int) -> dict[str, Case]:
-    """What one more property of all requests costs."""
+    """Steps of requests with one more property each."""
     return {
         f"{feature}, {size} requests": Case(requests=size, tau=1 if feature == "plain" else 4)._replace(
             **{feature: True}

@@ -30,11 +30,11 @@ MAX_STEPS = 4096
 WARM_UP = 12
 """Steps before the first measured one."""
 LOGIT = 40.0
-"""Of the token that follows; the others have 0, so that drawn tokens are the same."""
+"""Logit of the token that follows; the others have 0, so that drawn tokens are the same."""
 
 
 class Case(NamedTuple):
-    """What is decoded, and by how many requests at once."""
+    """Kind of decoding, and the number of requests at once."""
 
     requests: int
     tau: int
@@ -78,7 +78,7 @@ class StandIns:
             right[token, 0] = following[token]
             for place in range(1, NUM_DRAFT_TOKENS):
                 right[token, place] = following[right[token, place - 1]]
-        right[:, case.tau - 1 :] = 2  # a token that never follows
+        right[:, case.tau - 1 :] = 2  # token that never follows
         self._logits, self._proposals = torch.from_numpy(table), right
         self._of_tokens = first_of("dflash_trt.engine.proposals", "dflash_trt.runtime.drafter.candidate_selector")
         self._verified = import_module("dflash_trt.runtime.targets.target").Verified

@@ -56,7 +56,7 @@ def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
 
 
 def _equal_parts(parts: Sequence[StepInput], choices: list[int]) -> list[list[int]]:
-    """What `accept` returns for each part, where the target's own tokens are all that counts."""
+    """Accepted tokens of each part, where the target's own tokens are all that counts."""
     accepted, begin = [], 0
     for part in parts:
         place = begin

@@ -24,13 +24,13 @@ class Drafts(msgspec.Struct):
     began: float
     """Time at which it was started."""
     requests: Mapping[int, Request]
-    """By slot, in the order of slots."""
+    """Requests by slot, in the order of slots."""
     limits: Sequence[int]
     """Drafts that each request verifies at most."""
     proposals: dict[int, Proposals]
-    """Of slots whose drafts need no pass."""
+    """Proposals by slot that need no pass."""
     slots: Sequence[int]
-    """Those of the pass."""
+    """Slots of the pass."""
     wait: Callable[[], list[Proposals]]
     """Waits for the proposals of `slots`."""
 
@@ -83,7 +83,7 @@ class Drafting:
         self._proposal_choice.observe(record)
 
     def _draws(self, runner: ModelRunner, requests: Sequence[Request]) -> list[Draw | None]:
-        """How to draw the proposals of each request; none where all are greedy."""
+        """Draws of the proposals of each request; none where all are greedy."""
         if not runner.draws_proposals:
             return []
         temperatures = {request.params.temperature for request in requests}
@@ -98,7 +98,7 @@ class Drafting:
 
 
 def free_blocks(blocks: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> list[FreeBlock]:
-    """Those of the blocks that have drafts which could be greedy or drawn, and a token."""
+    """Blocks with a token, and with drafts that could be greedy or drawn."""
     return [
         FreeBlock(block.request.params.temperature, block.drafted.candidate_ids is not None, len(tokens) - 1)
         for block, tokens in zip(blocks, accepted, strict=False)

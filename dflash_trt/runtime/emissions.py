@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each step added to an answer: numbers in one list, which become `Step` objects when they are asked for."""
+"""Emissions of an answer: numbers in one list, which become `Step` objects when they are asked for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Emissions:
 
     def __init__(self) -> None:
         self._numbers: list[Any] = []
-        """Of each: time, tokens, accepted drafts, whether a grammar forced them, the number of drafts, and these."""
+        """For each: time, tokens, accepted drafts, whether a grammar forced them, the number of drafts, and these."""
 
     def add(self, now: float, drafted: Proposals, num_tokens: int, num_accepted: int) -> None:
         """Notes a step at the time `now`: its drafts, and how many tokens it emitted and drafts it accepted."""

@@ -45,7 +45,7 @@ class ModelRunner:
         return self._drafter is not None and self._drafter.scorer is not None
 
     def draftable(self, slots: Sequence[int]) -> list[int]:
-        """Those of the slots that the drafter can continue."""
+        """Slots that the drafter can continue."""
         return [] if self._drafter is None else self._drafter.draftable(slots)
 
     def draft(

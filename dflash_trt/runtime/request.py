@@ -58,7 +58,7 @@ class Request:
     """Log probabilities of the most likely tokens in the place of each prompt token."""
     emissions: Emissions = field(default_factory=Emissions)
     ending: FinishReason | None = None
-    """Why no token follows, until `finish` makes it what it is `finished` with."""
+    """Reason why no token follows, until `finish` makes it the reason of `finished`."""
     finished: FinishReason | None = None
 
     arrived: float = field(default_factory=time.perf_counter)
@@ -164,7 +164,7 @@ class Request:
             self.on_progress(self)
 
     def _until_end(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens that come next belong to the answer; the last one may end it."""
+        """Number of the tokens that belong to the answer; the last one may end it."""
         count = remaining = self.remaining
         if not self.stop_ids.isdisjoint(token_ids):
             count = 1 + next(place for place, token in enumerate(token_ids) if token in self.stop_ids)

@@ -97,7 +97,7 @@ class Session:
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")
         stop_ids = params.stop_ids if params.ignore_eos else self.stop_ids
-        if not params.ignore_eos and params.stop_ids:  # else all requests share one set
+        if not params.ignore_eos and params.stop_ids:
             stop_ids |= params.stop_ids
         return Request(
             prompt_ids=[int(token) for token in prompt_ids],

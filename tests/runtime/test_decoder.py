@@ -106,7 +106,7 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
         first = max(0, 5 - len(request.token_ids))
         if len(request.token_ids) + len(verified.logits) > 5:
             with torch.inference_mode():
-                verified.logits[first] = value  # those after it are finite
+                verified.logits[first] = value
             seen += 1
         return verified
 

@@ -129,7 +129,7 @@ def test_a_stop_text_ends_an_answer_where_it_does_without() -> None:
 
 
 def test_drafts_of_a_cancelled_request_are_dropped() -> None:
-    """Also where another request takes its slot in the same step."""
+    """Another request takes the slot in the same step."""
     workload = fixture_workload("tiny-qwen3")
     session, texts = workload.session, prompts(workload.session)
     first, second, third = (session.request(text, greedy(30)) for text in texts[:3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps added to an answer, read at once and in parts, as a stream reads it."""
+"""Emissions of an answer, read at once and in parts, as a stream reads them."""
 
 from __future__ import annotations
 

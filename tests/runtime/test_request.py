@@ -7,9 +7,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from dflash_trt.api.acceptance import Step
+from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.proposals import Proposals
+from dflash_trt.runtime.answer import chunk_reporter
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.text import TextStream
 from tests.paths import FIXTURES
@@ -38,7 +40,7 @@ def request(max_tokens: int) -> Request:
 def test_what_follows_the_end_is_left_out(
     max_tokens: int, taken: list[int], accepted: int, ending: FinishReason
 ) -> None:
-    """Of tokens, log probabilities and the step; one more draft follows the stop token, and then the bonus token."""
+    """Tokens, log probabilities and the step end there; a draft and the bonus token follow the stop token."""
     found, drafts = request(max_tokens), (5, 6, STOP, 7)
     assert found.ending is None
     found.logprobs += [-2.0] * 5
@@ -73,3 +75,16 @@ def test_without_a_token_it_ends_with_an_error() -> None:
     found = request(9)
     assert found.append([], Proposals([5]), 2.0) == 0
     assert (found.token_ids, found.ending, found.steps) == ([4], FinishReason.ERROR, [])
+
+
+def test_a_stream_has_each_token_and_step_once() -> None:
+    chunks = list[Chunk | Exception]()
+    report, found = chunk_reporter(chunks.append, True), request(9)
+    report(found)
+    for time, token_ids in ((2.0, [5, 6]), (3.0, [7])):
+        found.append(token_ids, Proposals([5]), time)
+        report(found)
+    streamed = [chunk for chunk in chunks if isinstance(chunk, Chunk)]
+    assert [chunk.token_ids for chunk in streamed] == [[4], [5, 6], [7]]
+    assert [[step.token_ids for step in chunk.steps] for chunk in streamed] == [[], [(5, 6)], [(7,)]]
+    assert [chunk.emitted for chunk in streamed] == [[1.0], [2.0], [3.0]]

@@ -110,7 +110,7 @@ class Drafter:
         return self.executor.device.type != "cpu"
 
     def draftable(self, slots: Sequence[int]) -> list[int]:
-        """Those of the slots for whose next token the draft has a position; says once that it has none."""
+        """Slots whose next token has a position in the draft; the log says once that one has none."""
         lengths = self.cache.lengths
         able = [slot for slot in slots if lengths[slot] < self.max_rows]
         if len(able) < len(slots) and not self._has_said_full:

@@ -23,7 +23,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     proposed: Sequence[int]
     """Drafts that each block verified, none of the tokens that a grammar forced; empty if only prompts were read."""
     accepted: Sequence[int]
-    """How many of them each block accepted."""
+    """Drafts among them that each block accepted."""
     free: Sequence[FreeBlock] = ()
     """The blocks with drafts that could be greedy or drawn."""
     num_prompt_tokens: int
