@@ -32,7 +32,7 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.deploy.gpus import GpuFacts  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
-from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
+from dflash_trt.observe.estimate.inputs import eagle3_shape, target_shape  # noqa: E402
 from dflash_trt.observe.estimate.shapes import System  # noqa: E402
 from dflash_trt.observe.estimate.step import StepModel  # noqa: E402
 from dflash_trt.observe.estimate.step_cost import StepLoad  # noqa: E402
@@ -43,6 +43,7 @@ from tests.decoding import greedy  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402
 from tests.paths import FIXTURES  # noqa: E402
+from tools.estimate_tables import draft_shape  # noqa: E402
 
 Case = TypeVar("Case")
 Way = tuple[int, int]

@@ -14,14 +14,20 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import BlockConv, MarkovHead, SelectorSizes
+from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.deploy.gpus import known_gpu
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.sizes import draft_sizes
+from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.bands import Band, vary
 from dflash_trt.observe.estimate.constants import DATA, Rates, constants
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
-from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
-from dflash_trt.observe.estimate.shapes import Method, System
+from dflash_trt.observe.estimate.drafter_pass import dflash_shape
+from dflash_trt.observe.estimate.inputs import eagle3_shape, target_shape
+from dflash_trt.observe.estimate.other_drafts import mtp_shape
+from dflash_trt.observe.estimate.shapes import DraftShape, Method, System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.validation import AIM, HeldOut, kind_of
 from dflash_trt.observe.plots.frontier import frontier
@@ -53,6 +59,7 @@ def system_of(published: PublishedPoint) -> System:
         target=target,
         draft=draft or None,
         eagle3=eagle3_shape(target),
+        mtp=mtp_shape(target, published.num_draft_tokens) if published.method == "mtp" else None,
         gpu=known_gpu(published.gpu),
         gpu_memory_bytes=0,
         num_gpus=published.tensor_parallel,
@@ -63,6 +70,17 @@ def system_of(published: PublishedPoint) -> System:
         attention_dp=published.attention_dp,
         kv_bytes=published.kv_bytes,
     )
+
+
+def draft_shape(name: str, algorithm: str = "", backend: str | None = None, **changes: object) -> DraftShape:
+    """A draft by directory or repository id, some facts changed, every linear layer but fc quantised by `algorithm`."""
+    sizes = draft_sizes(name)
+    if sizes is None:
+        names = ", ".join(sorted(published_drafts()))
+        raise ConfigError(f"the facts of draft {name!r} are unknown (known: {names})")
+    spec = msgspec.structs.replace(sizes.spec, **changes)
+    modules = [module for module in linear_shapes(spec) if module != "fc"]
+    return dflash_shape(spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
 
 
 def predict(published: PublishedPoint, rates: Rates) -> float:

@@ -21,6 +21,10 @@ from dflash_trt.observe.plots.picture import save_picture
 @options(
     deployment_options,
     click.option("--eagle3-tau", type=float, help="Tokens per pass of EAGLE-3 with 3 drafts; assumed unless given."),
+    click.option("--method", "methods", type=click.Choice(["mtp", "ngram"]), multiple=True,
+                 help="Compare with this, too; refused where its acceptance is unknown."),
+    click.option("--mtp-tau", type=float, help="Tokens per pass of the target's MTP layers; published unless given."),
+    click.option("--ngram-tau", type=float, help="Tokens per pass of n-gram drafts."),
     click.option("--routing", default="power-law", show_default=True,
                  help="Popularity of experts: power-law, uniform, or a JSON list of counts."),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True,
@@ -32,12 +36,13 @@ from dflash_trt.observe.plots.picture import save_picture
     click.option("--html", type=FILE, help="Also write a self-contained page."),
 )  # fmt: skip
 def estimate(
-    config: str, acceptance: Path | None, tau: float | None, eagle3_tau: float | None, prompt_tokens: int,
-    output_tokens: int, runtime: Runtime | None, routing: str, batch: int, replicas: int, target: str | None,
-    draft: str | None, shows_all: bool, as_json: bool, plot: Path | None, html: Path | None,
+    config: str, acceptance: Path | None, tau: float | None, eagle3_tau: float | None, methods: tuple[str, ...],
+    mtp_tau: float | None, ngram_tau: float | None, prompt_tokens: int, output_tokens: int, runtime: Runtime | None,
+    routing: str, batch: int, replicas: int, target: str | None, draft: str | None, shows_all: bool, as_json: bool,
+    plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
-    """Predict a deployment's performance: throughput per GPU against the speed of a user for plain decoding, EAGLE-3
-    and DFlash, beside what is published; with --all also one step term by term, memory and the batch limit.
+    """Predict a deployment's performance: throughput per GPU against the speed of a user for plain decoding, MTP where
+    its acceptance is known, EAGLE-3 and DFlash, beside what is published; with --all also steps, memory and limits.
 
     CONFIG is a deployment file or the name of a shipped one. Nothing is measured here: docs/estimate.md has the
     constants' sources, and how far predictions were from what others published.
@@ -46,9 +51,11 @@ def estimate(
     Example:
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
     """
+    from dflash_trt.observe.diagnosis.published_tau import published_draft_tau
     from dflash_trt.observe.estimate import estimate_text, inputs, tables
     from dflash_trt.observe.estimate.curve import Traffic
     from dflash_trt.observe.estimate.estimate_page import write_page
+    from dflash_trt.observe.estimate.other_drafts import with_other_drafts
     from dflash_trt.observe.estimate.published_beside import published_lines
     from dflash_trt.observe.estimate.report import estimate as predict
     from dflash_trt.observe.pages.page_templates import PAGE
@@ -59,21 +66,22 @@ def estimate(
         import jinja2  # noqa: F401 - a missing package fails before the work, not after it
         import matplotlib  # noqa: F401
     deployment, system = inputs.open_system(config, runtime or inputs.default_runtime(config), target, draft)
-    published = inputs.published_tau(system) if acceptance is None and tau is None else None
+    published = published_draft_tau(deployment.checkpoint) if acceptance is None and tau is None else None
     if published is None:
         check_one_acceptance(acceptance, tau)
     else:
-        tau = published.tau
+        tau = published.mean
     acceptances, source = inputs.open_acceptances(system, acceptance, tau, eagle3_tau)
     if published is not None:
-        source += f" (taken from its card, which reports {published.reported}: give --tau or --acceptance)"
+        source += f" (the mean of {published}: give --tau or --acceptance)"
+    others = with_other_drafts(deployment, system, methods, mtp_tau, ngram_tau)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     result = predict(
-        deployment.name, system, traffic, acceptances, source=source, batch=batch,
-        routing=inputs.open_routing(routing, system),
+        deployment.name, others.system, traffic, acceptances | others.acceptances, source=source, batch=batch,
+        routing=inputs.open_routing(routing, system), other_sources=others.sources,
     )  # fmt: skip
     if as_json:
-        shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
+        shown = msgspec.structs.replace(result, system=msgspec.structs.replace(result.system, memory=None))
         print_json("estimate", {"replicas": replicas, **msgspec.structs.asdict(shown)})
     else:
         click.echo(f"{estimate_text.verdict(result, replicas)}\n{result.name}: {estimate_text.title(result)}")

@@ -23,6 +23,8 @@ Method = Literal["dflash", "eagle3", "mtp", "ngram", "none"]
 """The decoding methods that a deployment can be served with."""
 METHODS: tuple[Method, ...] = ("dflash", "eagle3", "mtp", "ngram", "none")
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+DEFAULT_SHARE = 0.9
+"""TensorRT-LLM's own default (KvCacheConfig)."""
 
 
 class Eagle3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,8 +49,8 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Quantisation recipe of the drafter; bf16 serves the checkpoint as it is."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Type of the target's cache and of the drafter's context cache."""
-    kv_cache_fraction: Fraction = 0.9
-    """Share of the free memory that TensorRT-LLM's cache pool takes; 0.9 is its own default (KvCacheConfig)."""
+    kv_cache_fraction: Fraction = DEFAULT_SHARE
+    """Share of the free memory that TensorRT-LLM's cache pool takes."""
     enable_attention_dp: bool = False
     """TensorRT-LLM: attention by data parallelism, each rank with requests of its own; False as in NVIDIA's
     gpt-oss-120b-latency.yaml, true in its gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""

@@ -42,7 +42,8 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_per_node: int = 8
     power_watts: int = 0
     """Limit of the board; 0: not known."""
-    source: str
+    sources: dict[str, str] = {}
+    """NVIDIA's documents and tools: of the memory, of all rates and the power, of the link."""
 
     @property
     def sm(self) -> str:
@@ -114,7 +115,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return GpuSpec(
             name=name, title=name, memory_bytes=round(self.memory * GIGA), compute_capability=_version(self.sm),
             memory_bandwidth=self.bandwidth * GIGA, bf16_flops=self.bf16 * TERA, fp8_flops=self.fp8 * TERA,
-            fp4_flops=self.fp4 * TERA, link_bandwidth=self.link * GIGA, source="gpu_facts",
+            fp4_flops=self.fp4 * TERA, link_bandwidth=self.link * GIGA,
         )  # fmt: skip
 
 

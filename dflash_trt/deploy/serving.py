@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.deploy.deployment_file import DEFAULT_SHARE
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
@@ -47,5 +48,5 @@ class ServingLoad(ServedModels, frozen=True, kw_only=True):
     draft_attention: str = ""
     """TensorRT-LLM's attention kernel of the drafter."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    kv_cache_fraction: float = 0.9
+    kv_cache_fraction: float = DEFAULT_SHARE
     """Share of the free memory that TensorRT-LLM's cache pool takes."""

@@ -110,7 +110,7 @@ COMMANDS = [
     ["serve-config", "--list"],
     ["serve-config", "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm"],
     ["tune", "gpt-oss-120b.b300x8.latency", "--slo", "500", "--tau", "4.7"],
-    ["estimate", "gpt-oss-20b.h100x1.latency"],
+    ["estimate", "gemma-4-31b.h200x1.latency"],
     ["serve-config", "no-such-deployment", "--runtime", "trtllm"],
     ["bench", "report", "no-such-run", "-o", "report"],
 ]

@@ -23,9 +23,10 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, schemas, versions
 from dflash_trt.errors import ConfigError
+from dflash_trt.observe.diagnosis.published_tau import published_draft_tau
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic, point
-from dflash_trt.observe.estimate.inputs import open_acceptances, published_tau, system
+from dflash_trt.observe.estimate.inputs import open_acceptances, system
 from dflash_trt.observe.estimate.step import StepModel
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, SERVED, config_of, findings, rendered, resolved
@@ -358,9 +359,9 @@ def test_fewer_drafts_are_written_where_a_block_is_predicted_not_to_pay(runtime:
         if runtime not in deployment.runtimes or deployment.gpus.nodes > 1:  # no estimates for several nodes
             continue
         estimated = system(deployment, runtime)
-        if (published := published_tau(estimated)) is None:
+        if (published := published_draft_tau(deployment.checkpoint)) is None:
             continue
-        acceptance = open_acceptances(estimated, None, published.tau)[0]["dflash"]
+        acceptance = open_acceptances(estimated, None, published.mean)[0]["dflash"]
         model = StepModel(estimated, rates(estimated.gpu, runtime))
         batch, length = deployment.max_batch_size, deployment.num_draft_tokens
         drafting = point(model, "dflash", acceptance, Traffic(), batch, length).user_rate

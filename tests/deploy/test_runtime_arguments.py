@@ -102,6 +102,18 @@ def test_a_files_short_flags_of_drafts_are_dflashs(method: str, tmp_path: Path) 
     assert "spec-tokens" not in run("serve-config", path, "--runtime", "vllm", "--method", method).stdout
 
 
+@pytest.mark.parametrize(("runtime", "key"), [("vllm", "gpu_memory_utilization"), ("sglang", "mem_fraction_static")])
+def test_a_share_of_the_pool_that_is_tensorrt_llms_alone(runtime: Runtime, key: str, tmp_path: Path) -> None:
+    document = yaml.safe_load((BUILD_CONFIGS / f"{NAME}.yaml").read_text())
+    document.pop("runtime_arguments")
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document | {"kv_cache_fraction": 0.6}))
+    said = f"{key}: expected a share of the GPU's memory, found none: kv_cache_fraction 0.6"
+    assert said in run("serve-config", path, "--runtime", runtime).stderr
+    assert said not in run("serve-config", path, "--runtime", runtime, "--set", f"{key}=0.8").stderr
+    assert "kv_cache_fraction" not in run("serve-config", path, "--runtime", "trtllm").stderr
+
+
 def test_words_that_are_no_flags_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     document = yaml.safe_load((BUILD_CONFIGS / f"{NAME}.yaml").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dflash_trt.deploy.deployment_file import DEFAULT_SHARE
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.memory import (
     ACTIVATION_RESERVE_BYTES,
@@ -17,11 +18,13 @@ from dflash_trt.deploy.memory import (
     pool_fraction,
 )
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
-from dflash_trt.deploy.schema import RuntimeKeys, runtime_keys
+from dflash_trt.deploy.schema import Runtime, RuntimeKeys, runtime_keys
 from dflash_trt.deploy.serving import ServedModels, ServingLoad
 
 NUMBERS = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
 """Settings that a load is made of, by their common names."""
+SHARES: dict[Runtime, str] = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
+"""Arguments for the share of the whole GPU's memory that weights and cache take together."""
 
 
 def document_load(config: CheckedConfig) -> ServingLoad | None:
@@ -46,6 +49,19 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
         kv_cache_dtype="fp8" if "fp8" in str(config.setting(keys.cache_dtype)) else "auto",
         kv_cache_fraction=fraction if is_share else POOL_FRACTION,
     )
+
+
+def pool_share(config: CheckedConfig) -> Iterator[Finding]:
+    """A deployment's share of the cache pool, which TensorRT-LLM alone is given."""
+    served, key = config.served, SHARES.get(config.schema.runtime)
+    if key is None or not isinstance(served, ServingLoad) or config.is_set(key):
+        return
+    if (share := served.kv_cache_fraction) != DEFAULT_SHARE:
+        yield warning(
+            "pool-share", key, "a share of the GPU's memory",
+            f"none: kv_cache_fraction {share} is of what the weights leave, as TensorRT-LLM has it, and is not written",
+            f"--set {key}=SHARE, or runtime_arguments",
+        )  # fmt: skip
 
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from dflash_trt.deploy.rules.checked_config import (
     unchecked,
     warning,
 )
-from dflash_trt.deploy.rules.memory_rules import check_memory
+from dflash_trt.deploy.rules.memory_rules import check_memory, pool_share
 
 WINDOW = "speculative_num_draft_tokens"
 BLOCK = "speculative_dflash_block_size"
@@ -146,6 +146,7 @@ RULES: tuple[Rule, ...] = (
     draft_window,
     ngram_tree,
     sglang_attention,
+    pool_share,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     verify_window, pipeline, dp_attention, running_requests, eagle_arguments, disaggregated, check_memory,

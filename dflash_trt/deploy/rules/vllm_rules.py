@@ -23,7 +23,7 @@ from dflash_trt.deploy.rules.checked_config import (
     unchecked,
     warning,
 )
-from dflash_trt.deploy.rules.memory_rules import check_memory
+from dflash_trt.deploy.rules.memory_rules import check_memory, pool_share
 from dflash_trt.deploy.rules.switch_rules import vllm_schedule
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import json_document
@@ -128,6 +128,7 @@ RULES: tuple[Rule, ...] = (
     token_budget,
     vllm_attention,
     vllm_schedule,
+    pool_share,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),

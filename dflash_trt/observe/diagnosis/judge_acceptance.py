@@ -107,11 +107,8 @@ def in_doubt(
 
 
 def published_range(published: PublishedTau) -> str:
-    """'2.70 (MT-Bench) to 3.30 for 3 drafts with openai/gpt-oss-120b, card of z-lab/gpt-oss-120b-DFlash'."""
-    return (
-        f"{published.lowest:.2f} ({published.prompts}) to {published.highest:.2f} for {published.num_draft_tokens}"
-        f" drafts with {published.target}, {published.source}"
-    )
+    """'2.7 (MT-Bench) to 3.3 (GSM8K) for 3 drafts, card of z-lab/gpt-oss-120b-DFlash, with openai/gpt-oss-120b'."""
+    return f"{published}, with {published.target}"
 
 
 def _by_position(short: ProbeGroup) -> tuple[str, ...]:

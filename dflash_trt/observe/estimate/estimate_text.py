@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.report import Estimate
-from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.validation import summary
+from dflash_trt.observe.plots.method_styles import TITLES
 
 FP8_BITS = 8
 
@@ -18,16 +19,17 @@ def title(result: Estimate) -> str:
 
 def verdict(result: Estimate, replicas: int = 1) -> str:
     """Speed of one user, gain of drafts, most throughput."""
-    plain, dflash = ({row.point.batch: row for row in result.curve(method).points} for method in ("none", "dflash"))
+    dflash = {row.point.batch: row for row in result.curve("dflash").points}
     if not dflash:
         return "DFlash: no request fits"
     one = result.curve("dflash").points[0].user_rate
     limit = max(result.system.max_batch_size, min(dflash))
     most = max(row.gpu_rate.value for batch, row in dflash.items() if batch <= limit)
-    shared = sorted(batch for batch in plain.keys() & dflash.keys() if batch <= limit)
-    ratios = {at: dflash[at].user_rate.value / plain[at].user_rate.value for at in (*shared[:1], *shared[-1:])}
-    gain = " and ".join(f"{factor:.1f}x at batch {at}" for at, factor in ratios.items())
+    gain = " and ".join(f"{factor:.1f}x at batch {at}" for at, factor in _ends(result, "dflash", limit).items())
     gain = gain.replace("x at", "x plain decoding at", 1)
+    for method in [each for each in ("mtp", "ngram") if gain and each in result.system.methods]:
+        factors = " and ".join(f"{factor:.1f}x" for factor in _ends(result, method, limit).values())
+        gain += f" ({TITLES[method]}: {factors})" if factors else ""
     servers = ""
     if replicas > 1:
         num_gpus = replicas * result.system.num_gpus
@@ -37,6 +39,13 @@ def verdict(result: Estimate, replicas: int = 1) -> str:
         f" ranges); {gain or 'plain decoding does not fit'}; a GPU at most {most:,.0f} tokens/s at batches up to"
         f" {limit}.{servers}"
     )
+
+
+def _ends(result: Estimate, method: Method, limit: int) -> dict[int, float]:
+    """Speed of a user over plain decoding, at the smallest and the largest batch that both hold up to `limit`."""
+    plain, other = ({row.point.batch: row for row in result.curve(each).points} for each in ("none", method))
+    shared = sorted(batch for batch in plain.keys() & other.keys() if batch <= limit)
+    return {at: other[at].user_rate.value / plain[at].user_rate.value for at in (*shared[:1], *shared[-1:])}
 
 
 def caution(system: System) -> str:
@@ -62,7 +71,8 @@ def lead(result: Estimate) -> str:
     system, traffic = result.system, result.traffic
     return (
         f"TP {system.tensor_parallel}, EP {system.expert_parallel}, {system.runtime}; {traffic.prompt_tokens} prompt"
-        f" and {traffic.output_tokens} output tokens; DFlash: {result.acceptance_source}; EAGLE-3: an assumed shape."
+        f" and {traffic.output_tokens} output tokens; DFlash: {result.acceptance_source}; EAGLE-3: an assumed shape"
+        f"{''.join(f'; {source}' for source in result.other_sources)}."
         " Predicted from sizes and published kernel times; bands follow from the ranges of the constants."
         f" {summary(system)} (docs/estimate.md)."
     )

@@ -7,24 +7,22 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.deploy.catalog import known_deployments
 from dflash_trt.deploy.deployment_file import DeploymentFile, check_runtime, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.memory import is_fp8_context
-from dflash_trt.deploy.published import published_drafts, published_targets
+from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.read_target_shape import read_target_shape
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.schema import Runtime, load_schema
-from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
+from dflash_trt.deploy.sizes import checkpoint_place, shape_sizes
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.plans.machine import check_precision
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import package_data
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.constants import DATA, constants
+from dflash_trt.observe.estimate.constants import constants
 from dflash_trt.observe.estimate.drafter_pass import backend_of, dflash_shape
 from dflash_trt.observe.estimate.expert_routing import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
@@ -90,17 +88,6 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, *, fetches: bool = 
     )  # fmt: skip
 
 
-def draft_shape(name: str, algorithm: str = "", backend: str | None = None, **changes: object) -> DraftShape:
-    """A draft by directory or repository id, some facts changed, every linear layer but fc quantised by `algorithm`."""
-    sizes = draft_sizes(name)
-    if sizes is None:
-        names = ", ".join(sorted(published_drafts()))
-        raise ConfigError(f"the facts of draft {name!r} are unknown (known: {names})")
-    spec = msgspec.structs.replace(sizes.spec, **changes)
-    modules = [module for module in linear_shapes(spec) if module != "fc"]
-    return dflash_shape(spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
-
-
 def eagle3_shape(target: TargetShape) -> DraftShape:
     """An EAGLE-3 drafter for a target: one layer of the target's head shapes, three taps; the rest is assumed."""
     assumed = constants().eagle3
@@ -144,18 +131,6 @@ def open_system(
     check_runtime(file, config, runtime)
     deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
     return deployment, system(deployment, runtime, fetches=target is not None)
-
-
-class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tau: float
-    """Tokens per pass of a whole block, in the middle of what is reported."""
-    reported: str
-
-
-def published_tau(of: System) -> PublishedTau | None:
-    """Acceptance reported by the draft's card or paper."""
-    taus = package_data(DATA / "published_taus.json", dict[str, PublishedTau])
-    return None if of.draft is None else taus.get(of.draft.name)
 
 
 def open_acceptances(

@@ -18,7 +18,7 @@ from dflash_trt.observe.estimate.bands import Band, Influence, vary
 from dflash_trt.observe.estimate.constants import Rates, rates
 from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafters_on_ranks
-from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, System
+from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.step_cost import StepLoad, Term
 from dflash_trt.observe.plots.frontier import frontier
@@ -48,7 +48,7 @@ def memory_items(system: System, method: Method, batch: int, tokens: int) -> tup
         for item in memory.memory_items(load, load_schema(system.runtime))[0]
         if not item.is_late
     ]
-    return (*items, *_eagle3_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))
+    return (*items, *_chain_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))
 
 
 def _load(system: System, method: Method, batch: int) -> ServingLoad:
@@ -67,19 +67,25 @@ def _pool_bytes(system: System, method: Method, load: ServingLoad, tokens: int) 
     """Bytes of the pool that `load`'s requests of `tokens` tokens fill."""
     request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens), load_schema(system.runtime))
     assert request is not None, "a shape knows its cache"
-    if method == "eagle3" and (draft := system.eagle3) is not None:
+    if (draft := system.drafter(method)) is not None and draft.is_chain:
         heads = -(-draft.num_key_value_heads // system.ranks_of_drafter(method))
         request += tokens * draft.num_layers * 2 * heads * draft.head_dim * system.kv_bytes
     return load.max_batch_size * request
 
 
-def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
-    """Memory of the assumed EAGLE-3 drafter, which deploy/memory does not know."""
-    if method != "eagle3" or system.eagle3 is None:
+def _chain_items(system: System, method: Method) -> list[MemoryItem]:
+    """Memory of the assumed EAGLE-3 drafter or of MTP layers, which deploy/memory does not know."""
+    draft, target = system.drafter(method), system.target
+    if draft is None or not draft.is_chain:
         return []
-    draft: DraftShape = system.eagle3
-    (fc,), (layer,) = draft.gemms["tap projection"], draft.gemms["layers"]
-    weights = 2 * (layer.params / system.ranks_of_drafter(method) + fc.params + draft.head_rows * draft.hidden_size)
+    weights = 2.0 * draft.head_rows * draft.hidden_size
+    for term, gemms in draft.gemms.items():
+        ranks = system.ranks_of_drafter(method) if term == "layers" else 1
+        weights += sum(gemm.params * gemm.bits / 8 for gemm in gemms) / ranks
+    experts = draft.num_expert_layers * target.num_experts * target.expert_params * target.expert_bits / 8
+    weights += experts / system.tensor_parallel
+    if method == "mtp":
+        weights *= target.num_mtp_layers or 1
     captured = 2 * system.max_num_tokens * draft.num_taps * draft.hidden_size
     return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
 
@@ -151,6 +157,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     traffic: Traffic
     acceptance: AcceptanceProfile
     acceptance_source: str
+    other_sources: tuple[str, ...]
+    """Where the acceptance of MTP and n-grams is from."""
     accounts: list[Account]
     curves: list[MethodCurve]
     at_rates: list[Ratio]
@@ -177,7 +185,7 @@ def headline_rates(fronts: Mapping[Method, Sequence[OperatingPoint]]) -> list[fl
 
 def estimate(
     name: str, system: System, traffic: Traffic, acceptances: dict[Method, AcceptanceProfile], *, source: str,
-    batch: int = 1, routing: Sequence[float] | None = None,
+    batch: int = 1, routing: Sequence[float] | None = None, other_sources: tuple[str, ...] = (),
 ) -> Estimate:  # fmt: skip
     """Predicts a system; `batch` is itemised, `source` names tau's origin. Raises ConfigError if no request fits."""
     if traffic.max_tokens > system.max_seq_len:
@@ -189,7 +197,7 @@ def estimate(
     model = StepModel(system, rates(system.gpu, system.runtime), routing)
     fronts, curves, accounts = {}, [], []
     influences: list[Influence] = []
-    for method in METHODS:
+    for method in system.methods:
         acceptance = acceptances.get(method)
         limit = batch_limit(system, method, traffic.max_tokens)
         candidates = points(model, method, acceptance, traffic, max(limit.batch, batch))
@@ -217,7 +225,7 @@ def estimate(
     ]
     return Estimate(
         name=name, system=system, traffic=traffic, acceptance=acceptances["dflash"], acceptance_source=source,
-        accounts=accounts, curves=curves, at_rates=at_rates,
+        other_sources=other_sources, accounts=accounts, curves=curves, at_rates=at_rates,
         drafters=drafters_on_ranks(system, traffic.mean_context),
         influences=influences,
     )  # fmt: skip

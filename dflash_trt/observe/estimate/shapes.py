@@ -124,8 +124,8 @@ def _is_scaled(spec: PartialDraftSpec) -> bool:
     return spec.attention_bias if spec.rope is None else isinstance(spec.rope.scaling, Yarn)
 
 
-Method = Literal["none", "eagle3", "dflash"]
-METHODS: tuple[Method, ...] = ("none", "eagle3", "dflash")
+Method = Literal["none", "ngram", "mtp", "eagle3", "dflash"]
+METHODS: tuple[Method, ...] = ("none", "ngram", "mtp", "eagle3", "dflash")
 
 
 class Gemm(msgspec.Struct, frozen=True):
@@ -140,7 +140,9 @@ class Gemm(msgspec.Struct, frozen=True):
 
 
 class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A drafter: DFlash's (one pass over a block), or EAGLE-3's (`is_chain`: one pass for each draft)."""
+    """A drafter: DFlash's (one pass over a block), EAGLE-3's or the target's MTP layer (`is_chain`: one pass for each
+    draft), or n-grams, which have no layer.
+    """
 
     name: str
     num_layers: int
@@ -160,6 +162,8 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     """Values gathered from DFlash2's codebooks per draft token: two rows per candidate."""
     first_proposing_row: int = 1
     """Rows of a block that make no proposal."""
+    num_expert_layers: int = 0
+    """Layers with the target's experts, which `gemms` leave out."""
     is_chain: bool = False
     runs_whole_block: bool = False
     """Whether every pass computes the whole block, even if few draft tokens are verified (engine mode)."""
@@ -173,6 +177,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     target: TargetShape
     draft: DraftShape | None
     eagle3: DraftShape | None
+    mtp: DraftShape | None = None
+    ngram: DraftShape | None = None
     gpu: GpuSpec
     gpu_memory_bytes: int
     num_gpus: int
@@ -209,4 +215,10 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 
     def drafter(self, method: Method) -> DraftShape | None:
         """The drafter of a method; None for plain decoding, or if the system has none."""
-        return {"none": None, "eagle3": self.eagle3, "dflash": self.draft}[method]
+        drafters = {"ngram": self.ngram, "mtp": self.mtp, "eagle3": self.eagle3, "dflash": self.draft}
+        return drafters.get(method)
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """Plain decoding, and those with a drafter."""
+        return tuple(method for method in METHODS if method == "none" or self.drafter(method) is not None)

@@ -49,7 +49,10 @@ class StepModel:
             head = Head(rows=draft.head_rows or target.vocab_size, bits=target.head_bits, ranks=system.dense_ranks)
             ranks = system.ranks_of_drafter(method)
             kv_bytes = system.draft_kv_bytes if method == "dflash" else system.kv_bytes
-            terms += drafter_terms(draft, load, self.rates, head, ranks=ranks, kv_bytes=kv_bytes)
+            if draft.num_layers:
+                terms += drafter_terms(draft, load, self.rates, head, ranks=ranks, kv_bytes=kv_bytes)
+            if layers := draft.num_expert_layers * load.num_draft_tokens:
+                terms.append(self._experts("drafter", layers, load.batch * system.replicas))
         if self.system.attention_dp:
             busy = sum(term.seconds for term in terms)
             terms.append(Term("waiting for other ranks", "communication", (self.rates.attention_dp_wait - 1) * busy))
@@ -91,7 +94,7 @@ class StepModel:
             term("lm_head", target.head_params, 1, target.head_bits, verified),
         ]
         if target.num_experts:
-            terms.insert(4, self._experts(target, tokens * self.system.replicas))
+            terms.insert(4, self._experts("target", target.num_expert_layers, tokens * self.system.replicas))
             terms.insert(5, Term("router", "target", target.num_expert_layers * rates.gemm_seconds))
         # Attention by data parallelism gathers all ranks' tokens before the experts and scatters them afterwards.
         layers *= 1 if self.system.attention_dp else 2
@@ -139,10 +142,9 @@ class StepModel:
         busy = max(num_bytes / self.rates.read_rate, flops / self.rates.compute_rate(16))
         return Term(name, "target", state.num_layers * self.rates.attention_seconds + busy, num_bytes)
 
-    def _experts(self, target: TargetShape, tokens: float) -> Term:
-        system = self.system
+    def _experts(self, part: str, layers: int, tokens: float) -> Term:
+        system, target = self.system, self.system.target
         count = self.touched_experts(tokens)
         layer = expert_seconds(system, tokens, count, self._skew, self.rates)
         num_bytes = count * target.expert_params * target.expert_bits / 8 / system.tensor_parallel
-        layers = target.num_expert_layers
-        return Term("experts", "target", layers * layer, layers * num_bytes)
+        return Term("experts", part, layers * layer, layers * num_bytes)

@@ -67,8 +67,10 @@ def rate_table(result: Estimate) -> Table:
 
 
 def batch_table(result: Estimate) -> Table:
-    """Plain decoding and DFlash side by side, at powers of two up to the deployment's max_batch_size."""
-    plain, dflash = ({row.point.batch: row for row in result.curve(method).points} for method in ("none", "dflash"))
+    """Methods side by side, at powers of two up to the deployment's max_batch_size."""
+    others: list[Method] = [method for method in result.system.methods if method in ("ngram", "mtp")]
+    methods: tuple[Method, ...] = ("none", "dflash", *others)
+    plain, dflash, *beside = ({row.point.batch: row for row in result.curve(each).points} for each in methods)
     rows = []
     for batch in sorted(plain.keys() | dflash.keys()):
         if batch & (batch - 1) or batch > result.system.max_batch_size:
@@ -77,8 +79,15 @@ def batch_table(result: Estimate) -> Table:
         row, base = dflash.get(batch), plain.get(batch)
         ratio = f"{row.user_rate.value / base.user_rate.value:.1f}x" if row and base else "-"
         drafts = "-" if row is None else str(row.point.num_draft_tokens)
-        rows.append((str(batch), at[0], drafts, at[1], ratio, "-" if row is None else f"{row.gpu_rate.value:,.0f}"))
-    columns = ("batch", "plain, tokens/s/user", "drafts", "DFlash, tokens/s/user", "ratio", "DFlash, tokens/s/GPU")
+        gains = (
+            f"{each[batch].user_rate.value / base.user_rate.value:.1f}x" if base and batch in each else "-"
+            for each in beside
+        )
+        gpu = "-" if row is None else f"{row.gpu_rate.value:,.0f}"
+        rows.append((str(batch), at[0], *gains, drafts, at[1], ratio, gpu))
+    named = (f"{TITLES[method]} / plain" for method in others)
+    columns = ("batch", "plain, tokens/s/user", *named, "drafts", "DFlash, tokens/s/user", "DFlash / plain",
+               "DFlash, tokens/s/GPU")  # fmt: skip
     return Table(title="at equal batch", columns=columns, rows=tuple(rows), num_text_columns=0)
 
 

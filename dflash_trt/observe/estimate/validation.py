@@ -12,6 +12,7 @@ from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.estimate.constants import DATA
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
+from dflash_trt.observe.plots.method_styles import TITLES
 
 AIM = 0.25
 NOT_VALIDATED = " (not validated)"
@@ -56,8 +57,7 @@ def _has_plans(system: System) -> bool:
 def summary(system: System) -> str:
     """Accuracy of predictions: overall, and for this kind of target on this GPU."""
     known = {each.method: each for each in of_system(system)}
-    names: dict[Method, str] = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
-    shown = ", ".join(f"{names[m]} {known[m].within} of {known[m].of}" for m in METHODS if m in known)
+    shown = ", ".join(f"{TITLES[m]} {known[m].within} of {known[m].of}" for m in METHODS if m in known)
     like = f"like this ({kind_of(system.target)}; {system.gpu.name})"
     own = f"{like}: {shown}" if shown else f"none was {like}, so what follows is not validated"
     if shown and _has_plans(system):

@@ -304,10 +304,10 @@ def test_memory_is_that_of_the_deployment(monkeypatch: pytest.MonkeyPatch) -> No
     assert batch_limit(system, "dflash", 8192).batch < limit
 
 
-def test_a_tau_is_taken_from_the_card_and_said() -> None:
+def test_a_tau_is_taken_from_what_is_published_and_said() -> None:
     lead = run("estimate", CONFIG).stdout.splitlines()[2]
     assert "tau 4.7 at 9 drafts" in lead
-    assert "taken from its card, which reports 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts" in lead
+    assert "the mean of 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts, card of z-lab/gpt-oss-120b-DFlash" in lead
 
 
 def test_a_deployment_is_predicted_for_a_runtime_that_it_is_for() -> None:

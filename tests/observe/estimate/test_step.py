@@ -23,12 +23,13 @@ from dflash_trt.observe.estimate.drafter_pass import PLAN, DrafterOnRanks, draft
 from dflash_trt.observe.estimate.drafter_terms import Head
 from dflash_trt.observe.estimate.expert_routing import inclusion, power_law, skew, touched
 from dflash_trt.observe.estimate.expert_times import measured_kernel
-from dflash_trt.observe.estimate.inputs import draft_shape, open_system, target_shape
+from dflash_trt.observe.estimate.inputs import open_system, target_shape
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.step_cost import StepLoad
 from tests.cli.commands import run
 from tests.observe.estimate.systems import B300, DENSE, ENGINE, MOE, NAMES, model_of, system_of
+from tools.estimate_tables import draft_shape
 from tools.recipe_tables import DRAFT, PAGE, TARGET, Setting, heads, replace_tables, tables, weight_bytes
 from tools.recipe_tables import cost as cost_of
 

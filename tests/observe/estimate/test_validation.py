@@ -49,6 +49,16 @@ def test_the_range_holds_what_tensorrt_llm_publishes(published) -> None:  # type
     assert band.low <= published.published <= band.high
 
 
+@pytest.mark.parametrize(
+    "published", [p for p in published_points().points if p.id.startswith("six-")], ids=lambda p: p.id
+)
+def test_six_drafters_trained_alike(published) -> None:  # type: ignore[no-untyped-def]
+    """The heads of DFlash2 and DSpark are priced, which alone separates them from DFlash at the same tau."""
+    system = published_system(published)
+    assert predict(published, rates(system.gpu, system.runtime)) == pytest.approx(published.published, rel=0.06)
+    assert bool(system.draft.gemms.get("selector")) == bool(published.head)
+
+
 def test_what_waits_for_other_ranks_costs_only_where_attention_is_divided_by_requests() -> None:
     load = StepLoad(batch=64, num_draft_tokens=0, context=1000)
     for attention_dp, factor in ((False, 1.0), (True, 2.0)):

@@ -20,6 +20,8 @@ import pytest
 import yaml
 
 from dflash_trt.api.paired_speed import Pair, Timing
+from dflash_trt.cli.try_ import NAMES
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
@@ -227,18 +229,21 @@ def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("runtime", "name", "against"),
-    [("vllm", "vllm", "none"), ("trtllm", "trtllm-serve", "none"), ("vllm", "vllm", "eagle3")],
-)
-def test_a_deployment_in_an_installed_runtime(runtime: str, name: str, against: str, bare_path: Path) -> None:
+    [("vllm", "vllm", "none"), ("trtllm", "trtllm-serve", "none"), ("vllm", "vllm", "eagle3"),
+     ("vllm", "vllm", "ngram")],
+)  # fmt: skip
+def test_a_deployment_in_an_installed_runtime(runtime: str, name: str, against: Method, bare_path: Path) -> None:
     target, engine = str(FIXTURES / "tiny-gpt-oss"), str(trained_engine("tiny-gpt-oss"))
     program(bare_path, name, STAND_IN.format(python=sys.executable, target=target, engine=engine))
     file = deployment_file(eagle3={"model": str(FIXTURES / "tiny-gpt-oss-dflash")})
+    if runtime == "trtllm":
+        run_here("quantize", FIXTURES / "tiny-gpt-oss-dflash", "--recipe", "bf16", "-o", "tiny-gpt-oss-dflash-bf16")
     done = run("try", file, "--runtime", runtime, "--against", against)
     assert finds_what_it_should(done), done.stderr
     line = done.stdout.splitlines()[-1]
     assert line.startswith("pair.yaml: ")
     assert "one server after the other" in line
-    assert ("the server with EAGLE-3 is stopped" in done.stderr) == (against == "eagle3")
+    assert f"{NAMES[against]} is stopped" in done.stderr
     equal = re.search(r"(\d+) of (\d+) answers equal", line)
     assert equal is not None
     assert equal[1] == equal[2]
