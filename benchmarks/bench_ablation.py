@@ -64,9 +64,9 @@ REAL_PROMPT = 8
 TEMPERATURE, TOP_P = 0.8, 0.9
 
 
-def greedy_by_torch(logits: torch.Tensor, draws: object) -> tuple[list[int], list[bool]]:
+def greedy_by_torch(logits: torch.Tensor, draws: object = ()) -> Any:
     best, tokens = logits.max(dim=-1)
-    return tokens.tolist(), best.isfinite().tolist()
+    return tokens.numpy(), best.isfinite().numpy()
 
 
 def sample_by_torch(rows: Any, proposals: list[int], sampler: Any, begin: int, *_: object) -> list[int]:
@@ -97,8 +97,8 @@ def greedy_in_torch() -> Iterator[None]:
         yield
 
 
-def argmax_by_torch(logits: torch.Tensor) -> list[list[int]]:
-    return logits.argmax(dim=-1).tolist()
+def argmax_by_torch(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(dim=-1)
 
 
 @contextmanager

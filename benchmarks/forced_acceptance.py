@@ -13,7 +13,7 @@ would, and then either is made to agree with the other, each position with its p
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import DraftLength
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment
 from tests.reference.synthetic import DraftSizes, write_random_draft
@@ -132,11 +133,13 @@ class ForcedRunner(ModelRunner):
 
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
-    ) -> list[Proposals]:
+    ) -> Callable[[], list[Proposals]]:
         """The drafter's proposals, replaced. The draw depends on request and position alone."""
-        proposals = super().draft(slots, anchors, draft_length)
-        for (row, *_), slot in zip(proposals, slots, strict=True):
-            request = self.decoder.running[slot]
+        wait, requests = super().draft(slots, anchors, draft_length), [self.decoder.running[slot] for slot in slots]
+        return lambda: self._forced(wait(), requests, draft_length)
+
+    def _forced(self, proposals: list[Proposals], requests: Sequence[Request], draft_length: int) -> list[Proposals]:
+        for (row, *_), request in zip(proposals, requests, strict=True):
             prompt, begin = tuple(request.prompt_ids), len(request.token_ids)
             draw = random.Random(hash((*prompt[:4], begin))).random()
             count = sum(share > draw for share in REACHED[:draft_length])

@@ -107,8 +107,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def of(cls, steps: Iterable[Step]) -> Acceptance:
         """Counts of these verify passes."""
         counter = AcceptanceCounter()
-        for step in steps:
-            counter.add(step)
+        counter.add((step.is_forced, step.proposed, len(step.token_ids), step.accepted) for step in steps)
         return counter.read()
 
 
@@ -120,18 +119,26 @@ class AcceptanceCounter:
         self._forced_passes = self._forced = 0
         self._passes_by_accepted: Counter[int] = Counter()
 
-    def add(self, step: Step) -> None:
-        """Counts a request's verify pass."""
-        if step.is_forced:
-            self._forced_passes += 1
-            self._forced += step.accepted
-            return
-        proposed = step.proposed
-        self._drafting_passes += proposed > 0
-        self._emitted += len(step.token_ids)
+    def add(self, passes: Iterable[tuple[bool, int, int, int]]) -> None:
+        """Counts verify passes by: were drafts forced, how many drafts, how many tokens, and drafts among these."""
+        drafting = emitted = proposed = 0
+        longest, by_accepted = self._longest, self._passes_by_accepted
+        for is_forced, num_drafts, num_tokens, accepted in passes:
+            if is_forced:
+                self._forced_passes += 1
+                self._forced += accepted
+                continue
+            if num_drafts:
+                drafting += 1
+                proposed += num_drafts
+                if num_drafts > longest:
+                    longest = num_drafts
+            emitted += num_tokens
+            by_accepted[accepted] += 1
+        self._drafting_passes += drafting
+        self._emitted += emitted
         self._proposed += proposed
-        self._longest = max(self._longest, proposed)
-        self._passes_by_accepted[step.accepted] += 1
+        self._longest = longest
 
     def read(self) -> Acceptance:
         """The current counts; by position up to the longest proposal."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import click
 
@@ -27,6 +26,14 @@ OPTIONS = (
 PLAIN, LONG = "%(message)s", "%(asctime)s %(levelname)s %(name)s: %(message)s"
 OURS = logging.getLogger("dflash_trt")
 TALK = logging.getLogger("dflash_trt.cli")
+
+
+class Silence(io.TextIOBase):
+    """Text for stderr that is not shown."""
+
+    def write(self, text: str) -> int:
+        """Drops the text."""
+        return len(text)
 
 
 class LogLines(io.TextIOBase):
@@ -80,15 +87,8 @@ def _set_up(verbose: int, quiet: bool, level: str | None, form: str) -> None:
         handler = logging.StreamHandler(stderr)
         handler.setFormatter(JsonFormatter() if is_json else logging.Formatter(LONG if verbose else PLAIN))
         logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    if quiet:
-        sys.stderr = silent = open(os.devnull, "w")  # noqa: PTH123, SIM115 - until the command ends
-        click.get_current_context().call_on_close(lambda: _end_silence(LogLines() if is_json else stderr, silent))
-    elif is_json:
+    if is_json:
         TALK.setLevel(logging.INFO)
-        sys.stderr = LogLines()
-
-
-def _end_silence(stderr: TextIO | LogLines, silent: TextIO) -> None:
-    """Gives errors, which are reported after the command, their stream back."""
-    sys.stderr = stderr
-    silent.close()
+    lines: Any = LogLines() if is_json else stderr
+    sys.stderr = lines if not quiet else cast("TextIO", Silence())
+    click.get_current_context().call_on_close(lambda: setattr(sys, "stderr", lines))  # for errors, reported afterwards

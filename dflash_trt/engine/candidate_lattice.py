@@ -46,6 +46,7 @@ class CandidateLattice:
             path.append(taken)
         return torch.stack(path, dim=1)
 
+    @torch.inference_mode()
     def walk(self, draws: Sequence[Draw | None]) -> list[Proposals]:
         """A path for each block: drawn where `draws` has a Draw for it, greedy elsewhere."""
         paths = self._paths(draws)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat, takewhile
 
-import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash_trt import _C
@@ -21,50 +21,7 @@ from dflash_trt.runtime.sampling import HEAVIEST, RowDraw, row_draws, sample
 from dflash_trt.runtime.step_input import StepInput
 
 NO_ROWS = range(0)
-
-
-class _Block(msgspec.Struct, frozen=True):
-    """Part of a step, and its logits."""
-
-    part: StepInput
-    rows: range
-    """Rows that tokens are drawn from; those for the prompt lie before them."""
-    is_chosen: bool
-    """Whether tokens are chosen where the logits lie; else they are by rows in the host's memory."""
-
-    @property
-    def rows_here(self) -> range:
-        """Rows that are needed in the host's memory."""
-        num_prompt_logits = self.part.num_prompt_logits
-        if self.is_chosen and num_prompt_logits == 0 and not self.part.request.params.logprobs:
-            return NO_ROWS
-        return range(self.rows.start - num_prompt_logits, self.rows.stop)
-
-    @property
-    def penalised(self) -> Penalised | None:
-        """History that the chosen tokens depend on."""
-        request = self.part.request
-        if not (self.is_chosen and self.rows and request.params.penalizes):
-            return None
-        return Penalised(self.rows, request.sampler, request.prompt_ids, request.token_ids, self.part.proposals)
-
-    def draws(self, vocab_size: int) -> Iterable[RowDraw]:
-        """Draws of the chosen tokens that are no argmax."""
-        request = self.part.request
-        if not self.is_chosen or request.params.temperature == 0:
-            return ()
-        return row_draws(request.sampler, len(request.token_ids), self.rows, self.part.drafted, vocab_size)
-
-
-def _blocks(parts: Sequence[StepInput], *, on_cpu: bool) -> Iterator[_Block]:
-    """On a CPU the compiled rule is faster than torch, and reads no row after a rejected proposal."""
-    end = 0
-    for part in parts:
-        request, params = part.request, part.request.params
-        is_argmax = params.temperature == 0 and not params.penalizes
-        is_chosen = not request.processors and (is_argmax or not on_cpu)
-        end += part.num_prompt_logits + part.num_logits
-        yield _Block(part, range(end - part.num_logits, end), is_chosen)
+NO_LOGITS = np.empty((0, 0), dtype=np.float32)
 
 
 def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
@@ -72,23 +29,76 @@ def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
 
     A non-finite first row yields no token; a later one only shortens the block.
     """
+    if all(part.request.is_argmax and part.request.is_simple for part in parts):
+        chosen, are_finite = choose(logits)
+        if are_finite.all():
+            return _equal_parts(parts, chosen.tolist())
+    # On a CPU the compiled rule is faster than torch, and reads no row after a rejected proposal.
     on_cpu = logits.device.type == "cpu"
-    blocks = list(_blocks(parts, on_cpu=on_cpu))
-    here, draws = rows_here(logits, [block.rows_here for block in blocks]), list[RowDraw]()
-    if not on_cpu:
-        penalise(logits, [penalised for block in blocks if (penalised := block.penalised)])
-        draws += [draw for block in blocks for draw in block.draws(logits.shape[-1])]
-    choices, finite = choose(logits, draws)
-    all_finite = all(finite)
+    ends = list(accumulate([part.num_logits for part in parts]))
+    are_chosen = [not part.request.processors and (not on_cpu or part.request.is_argmax) for part in parts]
+    here = _rows_here(parts, ends, are_chosen, logits)
+    draws = [] if on_cpu else _draws_there(parts, ends, are_chosen, logits)
+    chosen, are_finite = choose(logits, draws)
+    choices, finite = chosen.tolist(), None if are_finite.all() else are_finite.tolist()
     accepted = []
-    for block, rows in zip(blocks, here, strict=True):
-        part, begin = block.part, block.rows.start
-        if part.num_prompt_logits:
-            add_prompt_logprobs(part.request, rows[: part.num_prompt_logits])
-        count = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin : block.rows.stop])))
-        proposals, rows = part.drafted.first(max(0, count - 1)), rows[part.num_prompt_logits :][:count]
-        accepted.append(accept(part.request, proposals, choices[begin : begin + count], rows, block.is_chosen))
+    for part, end, is_chosen, rows in zip(parts, ends, are_chosen, here, strict=True):
+        request, num_prompt = part.request, part.num_prompt_logits
+        if num_prompt:
+            add_prompt_logprobs(request, rows[:num_prompt])
+            rows = rows[num_prompt:]
+        begin, drafted = end - part.num_drawn, part.drafted
+        if finite is not None:
+            end = begin + len(list(takewhile(bool, finite[begin:end])))
+            drafted, rows = drafted.first(max(0, end - begin - 1)), rows[: end - begin]
+        accepted.append(accept(request, drafted, choices[begin:end], rows, is_chosen))
     return accepted
+
+
+def _equal_parts(parts: Sequence[StepInput], choices: list[int]) -> list[list[int]]:
+    """Accepted tokens of each part, where the target's own tokens are all that counts."""
+    accepted, begin = [], 0
+    for part in parts:
+        place = begin
+        for proposal in part.drafted.token_ids:
+            if proposal != choices[place]:
+                break
+            place += 1
+        end = begin + part.num_logits
+        accepted.append(choices[begin : place + 1 if place < end else end])
+        begin = end
+    return accepted
+
+
+def _rows_here(
+    parts: Sequence[StepInput], ends: Sequence[int], are_chosen: Sequence[bool], logits: Tensor
+) -> Iterable[Rows]:
+    """Rows of each part that are needed in the host's memory: those that tokens are drawn from, and the prompt's."""
+    places = [
+        NO_ROWS
+        if is_chosen and not part.num_prompt_logits and not part.request.params.logprobs
+        else range(end - part.num_logits, end)
+        for part, end, is_chosen in zip(parts, ends, are_chosen, strict=True)
+    ]
+    return rows_here(logits, places) if any(places) else repeat(NO_LOGITS, len(parts))
+
+
+def _draws_there(
+    parts: Sequence[StepInput], ends: Sequence[int], are_chosen: Sequence[bool], logits: Tensor
+) -> list[RowDraw]:
+    """Penalises logits on a device, and lists the draws of tokens that are no argmax."""
+    penalised, draws = list[Penalised](), list[RowDraw]()
+    for part, end, is_chosen in zip(parts, ends, are_chosen, strict=True):
+        request, rows = part.request, range(end - part.num_drawn, end)
+        if not is_chosen or request.is_argmax or not rows:
+            continue
+        if request.params.penalizes:
+            proposals = part.drafted.token_ids
+            penalised.append(Penalised(rows, request.sampler, request.prompt_ids, request.token_ids, proposals))
+        if request.params.temperature > 0:
+            draws += row_draws(request.sampler, len(request.token_ids), rows, part.drafted, logits.shape[-1])
+    penalise(logits, penalised)
+    return draws
 
 
 def accept(request: Request, proposals: Proposals, choices: list[int], rows: Rows, is_chosen: bool) -> list[int]:
@@ -107,7 +117,7 @@ def accept(request: Request, proposals: Proposals, choices: list[int], rows: Row
         proposals = proposals.first(max(0, len(choices) - 1))
         if not choices:
             return []
-    if is_chosen or (params.temperature == 0 and not params.penalizes):
+    if is_chosen or request.is_argmax:
         token_ids = choices[: num_equal(proposals.token_ids, choices) + 1]
     else:
         before, after = (_ids(request.prompt_ids), _ids(request.token_ids)) if params.penalizes else (None, None)
@@ -139,17 +149,17 @@ def _process(request: Request, proposals: Sequence[int], rows: Rows) -> tuple[Ro
     return rows[:count], greedy[:count].tolist()
 
 
-def num_equal(proposals: Sequence[int], greedy: Sequence[int]) -> int:
-    """Length of the longest prefix of proposals [K] that equals the target's own choices, greedy [K + 1]."""
-    assert len(greedy) == len(proposals) + 1, "a choice after the anchor and after each proposal"
-    return next((i for i, (a, b) in enumerate(zip(proposals, greedy, strict=False)) if a != b), len(proposals))
+def num_equal(proposals: Sequence[int], choices: Sequence[int]) -> int:
+    """Length of the longest prefix of proposals [K] that equals the target's own choices [K + 1]."""
+    assert len(choices) == len(proposals) + 1, "a choice after the anchor and after each proposal"
+    return next((i for i, (a, b) in enumerate(zip(proposals, choices, strict=False)) if a != b), len(proposals))
 
 
 def _ids(token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(token_ids, dtype=np.int64)
 
 
-def choose(logits: Tensor, draws: Sequence[RowDraw] = ()) -> tuple[list[int], list[bool]]:
+def choose(logits: Tensor, draws: Sequence[RowDraw] = ()) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The target's own token [n] by each row of logits [n, V], and whether the row is finite.
 
     On a GPU, tokens of the rows that `draws` name are sampled. All others are the argmax, in which a NaN is largest.
@@ -158,15 +168,15 @@ def choose(logits: Tensor, draws: Sequence[RowDraw] = ()) -> tuple[list[int], li
     if logits.device.type == "cpu":
         rows = _numpy(logits)
         tokens = rows.argmax(axis=-1)
-        return tokens.tolist(), np.isfinite(rows[np.arange(len(rows)), tokens]).tolist()
+        return tokens, np.isfinite(rows.take(tokens + np.arange(0, rows.size, rows.shape[1])))
     best, chosen = logits.max(dim=-1)
     for heaviest in (HEAVIEST, logits.shape[-1]):
         sample(logits, best, draws, chosen, heaviest)
-        choices, finite = torch.stack([chosen, best.isfinite().to(chosen.dtype)]).tolist()
+        choices, finite = torch.stack([chosen, best.isfinite().to(chosen.dtype)]).cpu().numpy()
         draws = [draw for draw in draws if choices[draw.row] < 0]
         if not draws:
             break
-    return choices, [bool(number) for number in finite]
+    return choices, finite.astype(bool)
 
 
 def _numpy(logits: Tensor) -> Rows:

@@ -16,14 +16,14 @@ Put = Callable[[Chunk | Exception], None]
 
 def chunk_reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
     """Listener that puts what each report adds, or all of it at the end."""
-    sent = sent_steps = sent_times = 0
+    sent = sent_emissions = 0
 
     def on_progress(request: Request) -> None:
-        nonlocal sent, sent_steps, sent_times
+        nonlocal sent, sent_emissions
         if not incremental and request.finished is None:
             return
         new = slice(sent, len(request.token_ids))
-        steps, emitted = request.steps[sent_steps:], request.emitted[sent_times:]
+        emitted = request.emissions.read(request.token_ids, sent_emissions, sent)
         text = "" if request.text is None else request.text.next_text()
         try:
             chunk = Chunk(
@@ -32,15 +32,15 @@ def chunk_reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
                 logprobs=request.logprobs[new] if request.params.logprobs else None,
                 top_logprobs=request.top_logprobs[new] if request.params.top_logprobs else None,
                 prompt_logprobs=prompt_logprobs(request) if sent == 0 else None,
-                steps=steps,
-                emitted=emitted,
+                steps=emitted.steps,
+                emitted=emitted.times,
                 completion=None if request.finished is None else completion(request),
             )
         except (EngineError, RequestError) as error:
             put(error)
         else:
             put(chunk)
-        sent, sent_steps, sent_times = new.stop, sent_steps + len(steps), sent_times + len(emitted)
+        sent, sent_emissions = new.stop, emitted.end
 
     return on_progress
 
@@ -54,7 +54,8 @@ def completion(request: Request) -> Completion:
         raise EngineError(f"the decoder has failed: {request.error}") from request.error
     assert request.ended is not None
     tokens = len(request.token_ids)
-    first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
+    emitted = request.emissions.read(request.token_ids)
+    first, last = (emitted.times[0], emitted.times[-1]) if emitted.times else (None, None)
     return Completion(
         token_ids=list(request.token_ids),
         prompt_token_ids=list(request.prompt_ids),
@@ -66,7 +67,7 @@ def completion(request: Request) -> Completion:
         prompt_logprobs=prompt_logprobs(request),
         cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
         seed=request.sampler.seed,
-        acceptance=Acceptance.of(request.steps),
+        acceptance=Acceptance.of(emitted.steps),
         arrived=request.arrived,
         queue_seconds=(request.admitted or request.ended) - request.arrived,
         ttft_seconds=None if first is None else first - request.arrived,

@@ -6,7 +6,7 @@
 * verify: one pass of the target over all blocks, and over chunks of prompts that are still being read
 * accept: proposals that the target would have emitted itself, and its own token after them
 * commit: roll back what was rejected, inject what was accepted into the drafter's context
-* emit: new tokens go out; requests that have ended leave their slots
+* emit: new tokens go out; requests that have ended leave their slots (a GPU makes the next step's drafts meanwhile)
 
 Requests join and leave between steps, each at its own length (continuous batching: Orca, OSDI 2022). Decisions are made
 in `policy/`.
@@ -24,17 +24,16 @@ from dflash_trt.api.acceptance import AcceptanceCounter
 from dflash_trt.api.backend import DecoderMetrics, DecoderTotals
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import DEFAULTS
-from dflash_trt.engine.proposals import Proposals
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept_parts
+from dflash_trt.runtime.drafting import Drafting, Drafts, free_blocks
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.policy.client_queue import ClientQueue, split_room, to_preempt
 from dflash_trt.runtime.policy.draft_length import DraftLength
-from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.policy.step_share import StepShare
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
+from dflash_trt.runtime.step_input import StepInput
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.model_runner import ModelRunner
@@ -57,36 +56,33 @@ class Decoder:
         self.running: dict[int, Request] = {}
         """Requests by slot, in the order of admission."""
         self.runner = runner
-        self._draft_length = draft_length
-        self._proposal_choice = ProposalChoice()
+        self._drafting = Drafting(draft_length)
+        self._drafts: Drafts | None = None
+        """The next step's, if their pass runs already."""
+        self._began = 0.0
+        """Time at which the step's drafts were asked for."""
         self._step_share = StepShare()
         self._prefill_chunk = prefill_chunk
         self._totals, self._acceptance = DecoderTotals(), AcceptanceCounter()
 
     def step(self) -> None:
         """Advances all running requests by one pass of the target."""
-        begin = time.perf_counter()
         self._admit()
         running = self._taking_part()
         blocks, chunks = self._draft(running), self._prompt_chunks(running)
         if not (parts := [*blocks, *chunks]):
             return
-        logits = self.runner.verify([part.segment for part in parts])
+        logits = self.runner.verify(parts)
         accepted = accept_parts(parts, logits)
-        self._commit(parts, accepted)
+        num_taken = self._commit(parts, accepted)
+        self._observe(blocks, chunks, accepted)
+        self._draft_ahead()
+        self._count(parts, accepted, num_taken)
         self._emit(parts, accepted)
-        record = StepRecord(
-            blocks=[block.record(tokens) for block, tokens in zip(blocks, accepted, strict=False) if tokens],
-            num_prompt_tokens=sum(len(chunk.token_ids) for chunk in chunks),
-            seconds=time.perf_counter() - begin,
-        )
-        self._draft_length.observe(record)
-        self._proposal_choice.observe(record)
-        self._step_share.observe(record)
 
     def _admit(self) -> None:
         """Gives slots and pages to waiting requests while there is room, or while it is fair to make room."""
-        while self._admit_one():
+        while self.waiting and self._admit_one():
             pass
 
     def _admit_one(self) -> bool:
@@ -123,80 +119,87 @@ class Decoder:
 
     def _taking_part(self) -> Mapping[int, Request]:
         """Running requests of the clients that take part in the step."""
-        clients = self._step_share.choose([request.client for request in self.running.values()])
-        return {slot: request for slot, request in self.running.items() if request.client in clients}
+        clients = [request.client for request in self.running.values()]
+        if len(set(clients)) == 1:
+            del clients[1:]
+        chosen = self._step_share.choose(clients)
+        if chosen.issuperset(clients):
+            return self.running
+        return {slot: request for slot, request in self.running.items() if request.client in chosen}
 
     def _draft(self, running: Mapping[int, Request]) -> list[StepInput]:
         """Blocks: the last token of each request whose prompt has been read, and drafts that follow it."""
-        decoding = {slot: request for slot, request in sorted(running.items()) if request.is_prefilled}
-        chosen = self._draft_length.lengths([request.params.draft_length for request in decoding.values()])
-        limits = {
-            slot: min(length, request.remaining - 1)
-            for (slot, request), length in zip(decoding.items(), chosen, strict=True)
-        }
-        open_limits = {slot: limit for slot, limit in limits.items() if limit > 0}
-        forced = {
-            slot: Proposals(ids, is_forced=True)
-            for slot, limit in open_limits.items()
-            if (ids := decoding[slot].forced(limit))
-        }
-        drafting = [slot for slot in open_limits if slot not in forced and self.runner.can_draft(slot)]
-        drafted = forced | self._propose({slot: decoding[slot] for slot in drafting}, limits)
-        return [
-            StepInput.block(slot, request, self._cut(request, drafted.get(slot, NO_PROPOSALS).first(limits[slot])))
-            for slot, request in decoding.items()
-        ]
+        decoding = _decoding(running)
+        drafts, self._drafts = self._drafts, None
+        if drafts is None or not decoding or not decoding.items() <= drafts.requests.items():
+            drafts = self._drafting.start(self.runner, decoding)
+        self._began = drafts.began
+        blocks = self._drafting.blocks(drafts)
+        return blocks if len(blocks) == len(decoding) else [block for block in blocks if block.slot in decoding]
 
-    def _propose(self, drafting: dict[int, Request], limits: dict[int, int]) -> dict[int, Proposals]:
-        """The drafter's proposals by slot, greedy or drawn."""
-        if not drafting:
-            return {}
-        anchors = [request.token_ids[-1] for request in drafting.values()]
-        draws = [
-            draw if (draw := request.draw) and self._proposal_choice.is_drawn(request.params.temperature) else None
-            for request in drafting.values()
-        ]
-        proposals = self.runner.draft([*drafting], anchors, max(limits.values()), draws)
-        return dict(zip(drafting, proposals, strict=True))
-
-    def _cut(self, request: Request, proposals: Proposals) -> Proposals:
-        """Leading proposals that are worth verifying; a request's own draft length is not cut."""
-        if proposals.survival is None or request.params.draft_length is not None:
-            return proposals
-        return proposals.first(self._draft_length.cut_length(proposals.survival))
+    def _draft_ahead(self) -> None:
+        """Starts the next step's pass of the drafter, where the host goes on meanwhile."""
+        if self.runner.drafts_ahead and (decoding := _decoding(self._taking_part())):
+            self._drafts = self._drafting.start(self.runner, decoding)
 
     def _prompt_chunks(self, running: Mapping[int, Request]) -> list[StepInput]:
         """The next tokens of unfinished prompts: an equal share for each client, its oldest request first."""
-        reading = [(slot, request) for slot, request in running.items() if not request.is_prefilled]
+        reading = [each for each in running.items() if each[1].num_prefilled < len(each[1].context_ids)]
         sizes = split_room(self._prefill_chunk, [(request.client, request.num_unread) for _, request in reading])
         return [StepInput.chunk(*each, size) for each, size in zip(reading, sizes, strict=True) if size]
 
-    def _commit(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
-        """Rolls back what was rejected; the rest is in both caches, whose full pages others may share."""
-        counts = [part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)]
-        self.runner.commit(counts)
-        for part, tokens, count in zip(parts, accepted, counts, strict=True):
-            if not part.request.is_prefilled:
-                part.request.num_prefilled += count
-            if not part.has_failed(tokens):
-                self.slots.append(part.slot, part.token_ids[:count])
+    def _commit(self, parts: Sequence[StepInput], accepted: Sequence[list[int]]) -> list[int]:
+        """Rolls back what was rejected; the rest is in both caches, and in the answers up to a token that ends them.
+
+        Returns how many tokens each answer took.
+        """
+        self.runner.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
+        now = time.perf_counter()
+        return [
+            part.request.append(tokens, part.drafted, now) if part.num_logits > part.num_prompt_logits else 0
+            for part, tokens in zip(parts, accepted, strict=True)
+        ]
+
+    def _observe(
+        self, blocks: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """Tells the policies what the step did, but for blocks without a token, and what it cost."""
+        for chunk in chunks:
+            chunk.request.num_prefilled += len(chunk.token_ids)
+        drafted = [(block.drafted, tokens) for block, tokens in zip(blocks, accepted, strict=False) if tokens]
+        record = StepRecord(
+            proposed=[0 if drafts.is_forced else len(drafts.token_ids) for drafts, _ in drafted],
+            accepted=[0 if drafts.is_forced else len(tokens) - 1 for drafts, tokens in drafted],
+            free=free_blocks(blocks, accepted) if self.runner.draws_proposals else (),
+            num_prompt_tokens=sum(len(chunk.token_ids) for chunk in chunks),
+            seconds=time.perf_counter() - self._began,
+        )
+        self._drafting.observe(record)
+        self._step_share.observe(record)
+
+    def _count(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]], num_taken: Sequence[int]) -> None:
+        """Adds to the totals; the pass that emits the first token of an answer is none of drafts."""
+        self._totals.passes += 1
+        self._totals.output_tokens += sum(num_taken)
+        self._acceptance.add(
+            (part.drafted.is_forced, len(part.drafted.token_ids), taken, taken if taken < len(tokens) else taken - 1)
+            for part, tokens, taken in zip(parts, accepted, num_taken, strict=True)
+            if 0 < taken < len(part.request.token_ids)
+        )
 
     def _emit(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
-        """Appends new tokens to their requests and reports them; a request that ends leaves its slot."""
-        self._totals.passes += 1
+        """Reports new tokens; a request that ends leaves its slot, and others may share its full pages."""
         for part, tokens in zip(parts, accepted, strict=True):
             request = part.request
-            if part.has_failed(tokens):
+            if request.ending is FinishReason.ERROR:
                 self._fail(part.slot, request)
-            elif tokens:
-                step = request.emit(tokens, part.drafted)
-                self._totals.output_tokens += 1 if step is None else len(step.token_ids)  # the prefill has no step
-                if step is not None:
-                    self._acceptance.add(step)
-                if request.finished is None:
-                    request.report()
-                else:
-                    self._end(request, part.slot, request.finished)
+                continue
+            if self.slots.prefix_caching:
+                self.slots.append(part.slot, part.token_ids[: part.num_committed(tokens)])
+            if request.ending is not None:
+                self._end(request, part.slot, request.ending)
+            elif tokens and request.on_progress is not None:
+                request.on_progress(request)
 
     def add(self, request: Request) -> None:
         """Queues a request; it must fit the empty pool."""
@@ -223,6 +226,7 @@ class Decoder:
         """Lets go of both models and of all requests; the last call but `metrics`."""
         self.running.clear()
         self.waiting.clear()
+        self._drafts = None
         del self.runner
 
     @property
@@ -237,7 +241,7 @@ class Decoder:
             waiting=len(self.waiting),
             free_slots=self.slots.free_slots,
             free_cache_tokens=self.slots.free_tokens,
-            draft_length=self._draft_length.explain(),
+            draft_length=self._drafting.draft_length.explain(),
             acceptance=self._acceptance.read(),
             **msgspec.structs.asdict(self._totals) | {"finished": dict(self._totals.finished)},
         )
@@ -252,8 +256,7 @@ class Decoder:
 
     def _end(self, request: Request, slot: int | None, reason: FinishReason) -> None:
         """Ends a request that has not ended yet, counts and reports it, and frees its slot."""
-        if request.finished is None:
-            request.finish(reason)
+        request.finish(reason)
         self._totals.finished[reason] += 1
         if slot is not None:
             self._release(slot)
@@ -263,3 +266,12 @@ class Decoder:
         self.runner.release(slot)
         self.slots.free(slot)
         del self.running[slot]
+
+
+def _decoding(running: Mapping[int, Request]) -> dict[int, Request]:
+    """Requests whose prompts have been read and whose answers go on, by slot, in the order of slots."""
+    return {
+        slot: request
+        for slot in sorted(running)
+        if (request := running[slot]).num_prefilled == len(request.context_ids) and request.ending is None
+    }

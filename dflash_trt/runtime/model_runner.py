@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from dflash_trt.device.upload import uploaded
@@ -34,16 +34,26 @@ class ModelRunner:
         if self._drafter is not None:
             self._drafter.reserve(slot, pages, num_tokens)
 
-    def can_draft(self, slot: int) -> bool:
-        """Whether the drafter can continue `slot`, as `Drafter.can_propose` says."""
-        return self._drafter is not None and self._drafter.can_propose(slot)
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether `draft` returns before the proposals are there."""
+        return self._drafter is not None and self._drafter.is_asynchronous
+
+    @property
+    def draws_proposals(self) -> bool:
+        """Whether `draft` can draw its proposals."""
+        return self._drafter is not None and self._drafter.scorer is not None
+
+    def draftable(self, slots: Sequence[int]) -> list[int]:
+        """Slots that the drafter can continue."""
+        return [] if self._drafter is None else self._drafter.draftable(slots)
 
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
-    ) -> list[Proposals]:
-        """`draft_length` proposals, 1 to K, for each slot, as `Drafter.propose` makes them."""
+    ) -> Callable[[], list[Proposals]]:
+        """Starts a pass for `draft_length` proposals, 1 to K, for each slot, as `Drafter.start` does."""
         assert self._drafter is not None, "there is no drafter"
-        return self._drafter.propose(slots, anchors, draft_length, draws)
+        return self._drafter.start(slots, anchors, draft_length, draws)
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target; logits [sum of num_logits, V] FLOAT. Keeps the taps until `commit`, which follows."""
@@ -53,8 +63,9 @@ class ModelRunner:
 
     def commit(self, num_tokens: Sequence[int]) -> None:
         """Keeps the first num_tokens[i] tokens of the last pass's segment i in both caches; rolls the rest back."""
+        rollback = self._target.rollback
         for segment, count in zip(self._segments, num_tokens, strict=True):
-            self._target.rollback(segment.slot, len(segment.token_ids) - count)
+            rollback(segment.slot, len(segment.token_ids) - count)
         if self._drafter is not None:
             self._inject(self._drafter, num_tokens)
         self._tapped = ()
@@ -65,23 +76,37 @@ class ModelRunner:
 
         Tokens beyond the draft's positions are left out.
         """
-        owners: list[int] = []
-        kept: list[int] = []
+        slots = [segment.slot for segment in self._segments]
+        new, taps = drafter.fitting(slots, num_tokens), side_by_side(self._tapped)
+        if (total := sum(new)) < len(taps):
+            begins = np.cumsum([0, *(len(segment.token_ids) for segment in self._segments[:-1])])
+            kept = np.arange(total) + np.repeat(begins - np.cumsum([0, *new[:-1]]), new)
+            taps = taps.index_select(0, uploaded(torch.from_numpy(kept), taps.device))
+        passes = [(slots, new)] if 0 < total <= MAX_ROWS and all(new) else _passes(slots, new)
         begin = 0
-        for segment, count in zip(self._segments, num_tokens, strict=True):
-            new = min(count, drafter.room(segment.slot))
-            owners += [segment.slot] * new
-            kept += range(begin, begin + new)
-            begin += len(segment.token_ids)
-        taps = side_by_side(self._tapped)
-        if len(kept) < len(taps):
-            taps = taps.index_select(0, uploaded(torch.tensor(kept, dtype=torch.int64), taps.device))
-        for begin in range(0, len(kept), MAX_ROWS):
-            counts = Counter(owners[begin : begin + MAX_ROWS])
-            drafter.inject([*counts], [*counts.values()], taps[begin : begin + MAX_ROWS])
+        for slots, counts in passes:
+            end = begin + sum(counts)
+            drafter.inject(slots, counts, taps[begin:end])
+            begin = end
 
     def release(self, slot: int) -> None:
         """Empties a slot."""
         self._target.release(slot)
         if self._drafter is not None:
             self._drafter.release(slot)
+
+
+def _passes(slots: Sequence[int], num_rows: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Slots, and how many rows each of them gets, of passes of at most MAX_ROWS rows; none for a slot without."""
+    owners, counts, room = list[int](), list[int](), MAX_ROWS
+    for slot, left in zip(slots, num_rows, strict=True):
+        while left > 0:
+            count = left if left < room else room
+            owners.append(slot)
+            counts.append(count)
+            left, room = left - count, room - count
+            if room == 0:
+                yield owners, counts
+                owners, counts, room = [], [], MAX_ROWS
+    if owners:
+        yield owners, counts

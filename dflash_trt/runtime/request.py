@@ -13,6 +13,7 @@ from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.proposals import Draw, Proposals
+from dflash_trt.runtime.emissions import Emissions
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor
@@ -36,6 +37,10 @@ class Request:
     client: str = ""
     """Sender; clients take turns (`policy.client_queue`)."""
 
+    is_argmax: bool = field(init=False)
+    """Whether its tokens are the argmax of the target's logits, unless a processor changes these."""
+    is_simple: bool = field(init=False)
+    """Whether nothing changes its logits, or reads them, but the choice of tokens."""
     context_ids: Sequence[int] = ()
     """Tokens to read before the next one is decoded: the prompt, after `restart` with the answer so far."""
     num_prefilled: int = 0
@@ -51,21 +56,27 @@ class Request:
     """Log probability of each prompt token but the first, if asked for."""
     prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
     """Log probabilities of the most likely tokens in the place of each prompt token."""
-    steps: list[Step] = field(default_factory=list)
-    """Verify passes, without the prefill, which emits the first token."""
+    emissions: Emissions = field(default_factory=Emissions)
+    ending: FinishReason | None = None
+    """Reason why no token follows, until `finish` makes it the reason of `finished`."""
     finished: FinishReason | None = None
 
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
     """Time at which it left the queue."""
-    emitted: list[float] = field(default_factory=list)
-    """Times of the first token and of each step after it."""
     ended: float | None = None
     error: Exception | None = None
     """Cause of an incomplete answer: this request's logits, or a decoder that failed."""
 
     def __post_init__(self) -> None:
         self.context_ids = self.prompt_ids
+        self.is_argmax = self.params.temperature == 0 and not self.params.penalizes
+        self.is_simple = not (self.processors or self.params.logprobs or self.params.prompt_logprobs)
+
+    @property
+    def steps(self) -> list[Step]:
+        """Verify passes, without the prefill, which emits the first token."""
+        return self.emissions.read(self.token_ids).steps
 
     @property
     def max_length(self) -> int:
@@ -90,13 +101,17 @@ class Request:
     @property
     def is_prefilled(self) -> bool:
         """Whether the whole context is in the caches."""
-        return self.num_unread == 0
+        return self.num_prefilled == len(self.context_ids)
 
     @property
     def draw(self) -> Draw | None:
-        """Temperature and seed to draw proposals with; None for greedy ones, as a given seed promises plain tokens."""
-        is_free = self.params.temperature > 0 and self.params.seed is None
-        return Draw(self.sampler, len(self.token_ids)) if is_free else None
+        """Temperature and seed to draw proposals with; None for greedy ones."""
+        return Draw(self.sampler, len(self.token_ids)) if self.draws_freely else None
+
+    @property
+    def draws_freely(self) -> bool:
+        """Whether proposals may be drawn: no seed promises the tokens of plain decoding."""
+        return self.params.temperature > 0 and self.params.seed is None
 
     def forced(self, limit: int) -> list[int]:
         """Tokens, at most `limit`, that a grammar leaves no choice about."""
@@ -107,29 +122,26 @@ class Request:
         """Tokens until max_tokens."""
         return self.params.max_tokens - len(self.token_ids)
 
-    def emit(self, token_ids: Sequence[int], drafted: Proposals) -> Step | None:
-        """Appends accepted proposals and the token after them, up to the first that ends the answer.
+    def append(self, token_ids: list[int], drafted: Proposals, now: float) -> int:
+        """Appends accepted proposals and the token after them, up to the first that ends the answer; their number.
 
-        Returns the verify pass, or None for the prefill's token.
+        Where there are none, logits were not finite, and the answer is `ending` with an error.
         """
-        self.emitted.append(time.perf_counter())
-        is_prefill = not self.token_ids
-        taken = 0
-        while taken < len(token_ids) and self.finished is None:
-            self._append(token_ids[taken])
-            taken += 1
-        for logprobs in (self.logprobs, self.top_logprobs):
-            del logprobs[len(self.token_ids) :]  # accepted tokens after the end
-        if is_prefill:
-            return None
-        step = Step(
-            token_ids=tuple(token_ids[:taken]),
-            proposals=tuple(drafted.token_ids),
-            accepted=min(taken, len(token_ids) - 1),
-            is_forced=drafted.is_forced,
-        )
-        self.steps.append(step)
-        return step
+        answer, taken = self.token_ids, len(token_ids)
+        if taken == 0:
+            self.ending = FinishReason.ERROR
+            return 0
+        is_last = taken >= self.params.max_tokens - len(answer) or not self.stop_ids.isdisjoint(token_ids)
+        if is_last or (self.text is not None and self.text.stop):
+            taken = self._until_end(token_ids)
+        elif self.text is not None:
+            self.text.extend(token_ids)
+        self.emissions.add(now, drafted, taken, taken if taken < len(token_ids) else taken - 1)
+        answer += token_ids[:taken]
+        if self.logprobs:
+            for logprobs in (self.logprobs, self.top_logprobs):
+                del logprobs[len(answer) :]  # accepted tokens after the end
+        return taken
 
     def restart(self) -> None:
         """Begins again without a slot: what it has emitted becomes context, so its next tokens stay the same."""
@@ -151,10 +163,17 @@ class Request:
         if self.on_progress is not None:
             self.on_progress(self)
 
-    def _append(self, token: int) -> None:
-        self.token_ids.append(token)
-        has_stop_text = self.text is not None and self.text.push(token)
-        if has_stop_text or token in self.stop_ids:
-            self.finish(FinishReason.STOP)
-        elif self.remaining == 0:
-            self.finish(FinishReason.LENGTH)
+    def _until_end(self, token_ids: Sequence[int]) -> int:
+        """Number of the tokens that belong to the answer; the last one may end it."""
+        count = remaining = self.remaining
+        if not self.stop_ids.isdisjoint(token_ids):
+            count = 1 + next(place for place, token in enumerate(token_ids) if token in self.stop_ids)
+        count = min(count, remaining, len(token_ids))
+        if self.text is not None:
+            count = self.text.extend(token_ids[:count])
+        last = token_ids[count - 1]
+        if last in self.stop_ids or (self.text is not None and self.text.stopped_by is not None):
+            self.ending = FinishReason.STOP
+        elif count == remaining:
+            self.ending = FinishReason.LENGTH
+        return count

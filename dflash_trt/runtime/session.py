@@ -96,7 +96,9 @@ class Session:
             raise RequestError(f"min_tokens: expected {expected}, found {params.min_tokens}")
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")
-        stop_ids = params.stop_ids | (frozenset() if params.ignore_eos else self.stop_ids)
+        stop_ids = params.stop_ids if params.ignore_eos else self.stop_ids
+        if not params.ignore_eos and params.stop_ids:
+            stop_ids |= params.stop_ids
         return Request(
             prompt_ids=[int(token) for token in prompt_ids],
             params=params,

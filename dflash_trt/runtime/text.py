@@ -15,59 +15,78 @@ class TextStream:
     """Turns tokens into text incrementally; ends before the first stop text that ends after `min_tokens` tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        self._text = ""
         self.stopped_by: str | None = None
         """The stop text before which it ended."""
         self._tokenizer = tokenizer
         self._decoder = _decode_stream()
-        self._stop = stop
+        self.stop = stop
         self._min_tokens = min_tokens
         self._token_ids: list[int] = []
         self._num_decoded = 0
         self._is_closed = False
-        self._returned = self._num_searched = 0
+        self._pieces: list[str] = []
+        """All text; it is joined only when asked for, since it may be long."""
+        self._new: list[str] = []
+        """Pieces since `next_text`, and what it held back."""
+        self._end = ""
+        """Characters at the end that a stop text may begin in, and that have been searched."""
+        self._longest = max(map(len, stop), default=0)
+        self._num_unsearched = 0
         self._begun = [0] * len(stop)
-        """Characters of each stop text with which the text ends."""
+        """Characters of each stop text with which the searched text ends."""
 
     @property
     def text(self) -> str:
         """All text so far, but for a character whose bytes are not complete."""
         if not self._is_closed:
             self._catch_up()
-        return self._text
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
 
     def push(self, token: int) -> bool:
-        """Appends one token; whether it completes a stop text. Where there is none, text is made when asked for."""
-        self._token_ids.append(token)
-        if self._stop:
-            self._catch_up()
+        """Appends one token; whether it completes a stop text."""
+        self.extend((token,))
         return self.stopped_by is not None
+
+    def extend(self, token_ids: Sequence[int]) -> int:
+        """Appends tokens up to the one that completes a stop text; their number. Other text is made when asked for."""
+        if not self.stop:
+            self._token_ids += token_ids
+            return len(token_ids)
+        for count, token in enumerate(token_ids, 1):
+            self._token_ids.append(token)
+            self._catch_up()
+            if self.stopped_by is not None:
+                return count
+        return len(token_ids)
 
     def close(self) -> None:
         """Ends the text; the tokenizer decodes the bytes of an incomplete character."""
-        self._is_closed = True
         if self._num_decoded > 0:
             self._catch_up()
+        text, self._is_closed = "".join(self._pieces), True
         whole = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=True))
-        if self.stopped_by is None and whole.startswith(self._text):
-            self._grow(whole)
+        if self.stopped_by is None and whole.startswith(text):
+            self._grow(whole[len(text) :])
 
     def next_text(self) -> str:
         """The text since the last call; before the end without what may be the beginning of a stop text."""
-        text = self.text
-        unsearched, self._num_searched = len(text) - self._num_searched, len(text)
+        if not self._is_closed:
+            self._catch_up()
+        text, unsearched = "".join(self._new), self._num_unsearched
         # A stop text begins in the pending text or in the new text.
-        pairs = zip(self._stop, self._begun, strict=True)
-        self._begun = [overlap(text[len(text) - begun - unsearched :], stop) for stop, begun in pairs]
+        pairs = zip(self.stop, self._begun, strict=True)
+        self._begun = [overlap(text[max(0, len(text) - begun - unsearched) :], stop) for stop, begun in pairs]
         held = 0 if self._is_closed else max(self._begun, default=0)
-        begin, self._returned = self._returned, len(text) - held
-        return text[begin : self._returned]
+        self._new, self._num_unsearched = [text[len(text) - held :]], 0
+        return text[: len(text) - held]
 
     def _catch_up(self) -> None:
-        for token in self._token_ids[self._num_decoded :]:
+        while self._num_decoded < len(self._token_ids):
+            token = self._token_ids[self._num_decoded]
             self._num_decoded += 1
             if piece := self._decode(token):
-                self._grow(self._text + piece)
+                self._grow(piece)
 
     def _decode(self, token: int) -> str | None:
         try:
@@ -76,12 +95,21 @@ class TextStream:
             self._decoder = _decode_stream()
             return self._decoder.step(self._tokenizer.backend_tokenizer, token)
 
-    def _grow(self, text: str) -> None:
+    def _grow(self, piece: str) -> None:
         # A stop text that was not there before ends in the new piece.
-        begin, searched = len(self._text) + 1, self._stop if self._num_decoded > self._min_tokens else ()
+        text, begin = self._end + piece, len(self._end) + 1
+        searched = self.stop if self._num_decoded > self._min_tokens else ()
         ends = [(at, stop) for stop in searched if (at := text.find(stop, max(0, begin - len(stop)))) >= 0]
-        end, self.stopped_by = min(ends, default=(len(text), None))
-        self._text = text[:end]
+        if ends:
+            end, self.stopped_by = min(ends)
+            cut = len(self._end) - end
+            piece = piece[: max(0, -cut)]
+            if cut > 0:
+                self._pieces, self._new = (["".join(pieces)[:-cut]] for pieces in (self._pieces, self._new))
+        self._pieces.append(piece)
+        self._new.append(piece)
+        self._num_unsearched += len(piece)
+        self._end = text[-self._longest :] if self._longest else ""
 
 
 def _decode_stream() -> DecodeStream:

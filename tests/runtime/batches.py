@@ -169,10 +169,12 @@ class PartlyRight(ModelRunner):
 
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
-    ) -> list[Proposals]:
-        proposals = super().draft(slots, anchors, num_tokens)
-        for (row, *_), slot in zip(proposals, slots, strict=True):
-            request = self.decoder.running[slot]
+    ) -> Callable[[], list[Proposals]]:
+        wait, requests = super().draft(slots, anchors, num_tokens), [self.decoder.running[slot] for slot in slots]
+        return lambda: self._partly_right(wait(), requests)
+
+    def _partly_right(self, proposals: list[Proposals], requests: Sequence[Request]) -> list[Proposals]:
+        for (row, *_), request in zip(proposals, requests, strict=True):
             rest = self._answers[id(request)][len(request.token_ids) :]
             count = min(len(rest), self._rng.randint(0, len(row)))
             row[:count] = rest[:count]

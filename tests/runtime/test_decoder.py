@@ -106,7 +106,7 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
         first = max(0, 5 - len(request.token_ids))
         if len(request.token_ids) + len(verified.logits) > 5:
             with torch.inference_mode():
-                verified.logits[first:] = value
+                verified.logits[first] = value
             seen += 1
         return verified
 
@@ -137,8 +137,8 @@ def test_the_choice_is_the_first_of_the_largest(vocab: int, rows: int, seed: int
     expected = [first_of_the_largest(row.tolist()) for row in logits]
     tensor = torch.from_numpy(logits).to(getattr(torch, dtype))
     tokens, are_finite = choose(tensor)
-    assert tokens == argmax(tensor[None])[0] == expected
-    assert are_finite == [bool(np.isfinite(row[token])) for row, token in zip(logits, expected, strict=True)]
+    assert tokens.tolist() == argmax(tensor[None])[0].tolist() == expected
+    assert are_finite.tolist() == [bool(np.isfinite(row[token])) for row, token in zip(logits, expected, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Alternating(FixedLength):
         return self.chosen[-1]
 
     def observe(self, step: StepRecord) -> None:
-        if step.blocks:
+        if step.proposed:
             assert len(self.records) == len(self.chosen) - 1, "each step is observed before the next one begins"
             self.records.append(step)
 
@@ -251,15 +251,15 @@ def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> N
     session, policy = sessions["tiny-qwen3"], Alternating()
     request = session.request(prompts(session)[0], greedy(40))
     run(session.decoder(policy), [request])
-    assert len(policy.records) == len(request.steps) > 6
-    for record, step, chosen in zip(policy.records, request.steps, policy.chosen, strict=True):
-        (block,) = record.blocks
+    steps = request.steps
+    assert len(policy.records) == len(steps) > 6
+    for record, step, chosen in zip(policy.records, steps, policy.chosen, strict=True):
         assert record.num_prompt_tokens == 0
         assert record.seconds > 0
-        assert (block.proposed, block.temperature, block.drawn) == (step.proposed, 0, None)
-        if step is not request.steps[-1]:  # the limit cuts the last one
+        assert (record.proposed, record.free) == ([step.proposed], ())
+        if step is not steps[-1]:  # the limit cuts the last one
             assert step.proposed == chosen
-            assert block.accepted == step.accepted
+            assert record.accepted == [step.accepted]
 
 
 def test_a_step_record_says_that_prompts_were_read() -> None:
@@ -277,10 +277,10 @@ def test_a_step_record_says_that_prompts_were_read() -> None:
         decoder.step()
     assert len(policy.records) - begin == -(-len(second.prompt_ids) // 8) > 1
     assert sum(record.num_prompt_tokens for record in policy.records[begin:]) == len(second.prompt_ids)
-    assert all(record.num_prompt_tokens and len(record.blocks) == 1 for record in policy.records[begin:])
+    assert all(record.num_prompt_tokens and len(record.proposed) == 1 for record in policy.records[begin:])
     decoder.step()
     assert policy.records[-1].num_prompt_tokens == 0
-    assert len(policy.records[-1].blocks) == 2
+    assert len(policy.records[-1].proposed) == 2
 
 
 @pytest.fixture

@@ -187,7 +187,9 @@ def test_a_stop_text_in_an_incomplete_character_ends_the_answer(stop: str, expec
     params = SamplingParams(max_tokens=len(token_ids), stop=stop)
     text = TextStream(TOKENIZER, params.stop_texts)
     request = Request(prompt_ids=[2], params=params, sampler=params.sampler(), stop_ids=frozenset(), text=text)
-    request.emit(token_ids, NO_PROPOSALS)
+    request.append(token_ids, NO_PROPOSALS, 0.0)
+    assert request.ending is FinishReason.LENGTH
+    request.finish(request.ending)
     assert (request.finished, text.text, text.stopped_by) == (FinishReason.STOP, expected, stop)
 
 

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,19 +96,30 @@ class Drafter:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
         self.cache.reserve(slot, pages, min(num_rows, self.max_rows))
 
-    def room(self, slot: int) -> int:
-        """Rows that the context of `slot` can still take before the draft has no more positions."""
-        return self.max_rows - self.cache.lengths[slot]
+    def fitting(self, slots: Sequence[int], num_rows: Sequence[int]) -> list[int]:
+        """How many of the new rows of each slot its context can still take before the draft has no more positions."""
+        lengths, end = self.cache.lengths, self.max_rows
+        return [
+            count if lengths[slot] + count <= end else max(0, end - lengths[slot])
+            for slot, count in zip(slots, num_rows, strict=True)
+        ]
 
-    def can_propose(self, slot: int) -> bool:
-        """Whether the draft has a position for the next token of `slot`; says once that it has none."""
-        if self.room(slot) <= 0 and not self._has_said_full:
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether `start` returns before its pass has ended."""
+        return self.executor.device.type != "cpu"
+
+    def draftable(self, slots: Sequence[int]) -> list[int]:
+        """Slots whose next token has a position in the draft; the log says once that one has none."""
+        lengths = self.cache.lengths
+        able = [slot for slot in slots if lengths[slot] < self.max_rows]
+        if len(able) < len(slots) and not self._has_said_full:
             self._has_said_full = True
             bound = "max_position_embeddings" if self.max_rows == self.spec.max_position_embeddings else "--max-seq-len"
             LOG.warning(
                 "the draft has positions for %d tokens (%s): longer requests go on without drafts", self.max_rows, bound
             )
-        return self.room(slot) > 0
+        return able
 
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
         """Appends context rows made from the taps [T, A*H] of T verified tokens.
@@ -134,14 +146,21 @@ class Drafter:
         kept, taken = self._upload(*np.array(pairs, dtype=np.int32).T)
         self._context_hidden[kept.long()] = rows[taken.long()].to(self._context_hidden)
 
-    @torch.inference_mode()
     def propose(
         self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
-        """`num_tokens` proposals, 1 to K, for each slot, of one pass over the blocks [anchor, mask, mask, ...].
+        """The proposals of a pass, once they are there."""
+        return self.start(slots, anchors, num_tokens, draws)()
 
-        `anchors` are the last verified tokens. Proposals are greedy, except where `draws` has a Draw for a slot and the
-        draft scores candidates. Changes no context.
+    @torch.inference_mode()
+    def start(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> Callable[[], list[Proposals]]:
+        """Starts one pass over the blocks [anchor, mask, mask, ...]; returns what waits for the proposals.
+
+        There are `num_tokens` for each slot, 1 to K; they must be read before the next pass starts. `anchors` are the
+        last verified tokens. Proposals are greedy, except where `draws` has a Draw for a slot and the draft scores
+        candidates. Changes no context.
         """
         assert self._target is not None, "borrow comes first"
         first, anchor_ids = self.spec.first_proposing_row, torch.from_numpy(np.array(anchors))
@@ -149,15 +168,15 @@ class Drafter:
         outputs = self.run(slots, noise_embeds)
         hidden = outputs["hidden"][:, first : first + num_tokens].to(noise_embeds.dtype)
         if self.scorer is None and self.spec.has_own_head:
-            return [Proposals(row) for row in outputs["token_ids"][:, :num_tokens].tolist()]
+            return partial(_greedy, outputs["token_ids"][:, :num_tokens])
         if self.scorer is None:
-            return [Proposals(row) for row in argmax(self._target.logits(hidden))]
+            return partial(_greedy, argmax(self._target.logits(hidden)))
         if self.spec.has_own_head:
             ids, logits = (outputs[name][:, :num_tokens] for name in ("candidate_ids", "candidate_logits"))
         else:
             ids, logits = self.scorer.from_logits(self._target.logits(hidden))
         block = DraftedBlock(hidden, anchor_ids, self._last_rows(slots), self._target.embed)
-        return self.scorer.lattice(block, ids.long(), logits).walk(draws)
+        return partial(self.scorer.lattice(block, ids.long(), logits).walk, draws)
 
     def _last_rows(self, slots: Sequence[int]) -> Tensor | None:
         """The last context rows [B, H] of the slots; None of a draft that does not read them."""
@@ -192,10 +211,16 @@ class Drafter:
         return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
 
 
-def argmax(logits: Tensor) -> list[list[int]]:
-    """Argmax [B, K] of logits [B, K, V]. NumPy takes a third to a fifth of torch's time (2.13), and has no BF16."""
-    token_ids: list[list[int]] = (logits.float().numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
-    return token_ids
+def argmax(logits: Tensor) -> Any:
+    """Argmax [B, K] of logits [B, K, V], an array or a tensor.
+
+    NumPy takes a third to a fifth of torch's time (2.13), and has no BF16.
+    """
+    return (logits.float().numpy() if logits.device.type == "cpu" else logits).argmax(-1)
+
+
+def _greedy(token_ids: Any) -> list[Proposals]:
+    return [Proposals(row) for row in token_ids.tolist()]
 
 
 class DraftEmbedding:

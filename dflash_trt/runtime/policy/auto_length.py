@@ -78,12 +78,12 @@ class AutoLength(DraftLength):
 
     def observe(self, step: StepRecord) -> None:
         """Counts what was accepted, and measures the step if it did little but draft and verify as chosen."""
-        if not step.blocks or self._cut.is_cutting:
+        if not step.proposed or self._cut.is_cutting:
             return
-        batch_size, num_proposed = len(step.blocks), sum(block.proposed for block in step.blocks)
-        self._acceptance.add((block.proposed, block.accepted) for block in step.blocks)
+        batch_size, num_proposed = len(step.proposed), sum(step.proposed)
+        self._acceptance.add(zip(step.proposed, step.accepted, strict=True))
         if self._probed is not None:
-            num_tokens = batch_size + sum(block.accepted for block in step.blocks)
+            num_tokens = batch_size + sum(step.accepted)
             self._lost += step.seconds - num_tokens * self._seconds_per_token
         if round(num_proposed / batch_size) == self._length:
             if self._num_cold == 0 and step.num_prompt_tokens / (batch_size + num_proposed) <= MAX_EXTRA:

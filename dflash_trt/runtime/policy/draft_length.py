@@ -22,7 +22,7 @@ class DraftLength:
         if not asked:
             return []
         chosen = self.choose(len(asked))
-        return [self.of_request(length, chosen) for length in asked]
+        return [chosen if length is None else self.of_request(length, chosen) for length in asked]
 
     def choose(self, batch_size: int) -> int:
         """Draft length of the step, 0 (plain decoding) to K."""

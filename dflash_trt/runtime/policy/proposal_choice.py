@@ -47,8 +47,7 @@ class ProposalChoice:
 
     def observe(self, step: StepRecord) -> None:
         """Counts the blocks for which there was a choice."""
-        for block in step.blocks:
-            if block.drawn is not None and block.proposed:
-                way = self._ways[round(block.temperature, 1)][block.drawn]
-                way.blocks += 1
-                way.accepted += block.accepted
+        for temperature, drawn, accepted in step.free:
+            way = self._ways[round(temperature, 1)][drawn]
+            way.blocks += 1
+            way.accepted += accepted

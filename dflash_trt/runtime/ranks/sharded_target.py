@@ -69,7 +69,8 @@ class ShardedTarget(HuggingFaceTarget):
         self._later.append(Call("reserve", {"slot": slot, "pages": [*pages], "num_tokens": num_tokens}))
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
-        verified: Verified = self._call("verify", {"segments": segments, "with_taps": with_taps})
+        plain = [Segment(segment.slot, segment.token_ids, segment.num_logits) for segment in segments]
+        verified: Verified = self._call("verify", {"segments": plain, "with_taps": with_taps})
         return verified
 
     def rollback(self, slot: int, num_tokens: int) -> None:

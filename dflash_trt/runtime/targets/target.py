@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class Segment(msgspec.Struct, frozen=True):
     """Tokens of one request in a pass, which follow those that its slot holds."""
 
     slot: int

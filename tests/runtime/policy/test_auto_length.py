@@ -13,7 +13,7 @@ import pytest
 
 from dflash_trt.runtime.policy.auto_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength
 from dflash_trt.runtime.policy.draft_length import LengthByBatch
-from dflash_trt.runtime.policy.step_record import BlockRecord, StepRecord
+from dflash_trt.runtime.policy.step_record import StepRecord
 
 K = 7
 
@@ -71,10 +71,7 @@ def simulate(
 def record(
     proposed: Sequence[int], accepted: Sequence[int], seconds: float, *, num_prompt_tokens: int = 0
 ) -> StepRecord:
-    blocks = [
-        BlockRecord(proposed=p, accepted=a, temperature=0, drawn=None) for p, a in zip(proposed, accepted, strict=True)
-    ]
-    return StepRecord(blocks=blocks, num_prompt_tokens=num_prompt_tokens, seconds=seconds)
+    return StepRecord(proposed=proposed, accepted=accepted, num_prompt_tokens=num_prompt_tokens, seconds=seconds)
 
 
 def virtual_machine(rng: random.Random) -> Iterator[float]:

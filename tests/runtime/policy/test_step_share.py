@@ -13,7 +13,7 @@ def simulate(policy: StepShare, clients: str, seconds: dict[int, float], num_ste
     for _ in range(num_steps):
         chosen = policy.choose(clients)
         size = sum(client in chosen for client in clients)
-        policy.observe(StepRecord(blocks=[], num_prompt_tokens=0, seconds=seconds[size]))
+        policy.observe(StepRecord(proposed=[], accepted=[], num_prompt_tokens=0, seconds=seconds[size]))
         joint.append(chosen == frozenset(clients))
         total += seconds[size]
     return joint, total / num_steps

@@ -48,7 +48,7 @@ def run_script(pair: ModelRunner, plain: ModelRunner) -> dict[str, torch.Tensor]
     last = _prefill(pair, answers)
     for step in range(3):
         slots = sorted(last)
-        proposals = [drafted.token_ids for drafted in pair.draft(slots, [last[slot] for slot in slots], 7)]
+        proposals = [drafted.token_ids for drafted in pair.draft(slots, [last[slot] for slot in slots], 7)()]
         answers[f"proposals {step}"] = torch.tensor(proposals)
         drafts = dict(zip(slots, proposals, strict=True))
         # Each slot verifies another number of proposals, and commits another number of tokens.
@@ -90,7 +90,7 @@ def _use_a_slot_again(pair: ModelRunner, plain: ModelRunner, answers: dict[str, 
     pair.release(3)
     answers["slot 3 again"] = pair.verify([segment(3, range(500, 520), 1)]).clone()
     pair.commit([20])
-    answers["proposals again"] = torch.tensor(pair.draft([3], [7], 7)[0].token_ids)
+    answers["proposals again"] = torch.tensor(pair.draft([3], [7], 7)()[0].token_ids)
     for slot in PROMPTS:
         pair.release(slot)
     answers["plain"] = plain.verify([segment(1, PROMPTS[1])]).clone()
@@ -110,7 +110,7 @@ def _share_a_page(pair: ModelRunner, answers: dict[str, torch.Tensor]) -> None:
     answers["found"] = pair.verify([segment(1, prompt[32:], 1)]).clone()
     pair.commit([len(prompt) - 32])
     torch.testing.assert_close(answers["found"], answers["filled"], rtol=0, atol=1e-4)
-    answers["proposals found"] = torch.tensor(pair.draft([1], [7], 5)[0].token_ids)
+    answers["proposals found"] = torch.tensor(pair.draft([1], [7], 5)()[0].token_ids)
     pair.release(1)
 
 

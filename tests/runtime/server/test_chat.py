@@ -104,7 +104,7 @@ def test_a_message_that_is_not_utf8(
 ) -> None:
     result = chat(engine, chat_target, message, *options)
     assert result.returncode == 1, result.stderr
-    assert result.stderr.splitlines()[-1].startswith(f"error: {problem}")
+    assert f"\nerror: {problem}" in f"\n{result.stderr}"
 
 
 def test_a_terminal_does_not_obey_the_model() -> None:

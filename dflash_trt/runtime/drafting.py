@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafts of a step: whose, how many of them, greedy or drawn. On a GPU their pass runs while the host goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
+
+import msgspec
+
+from dflash_trt.engine.proposals import Draw, Proposals
+from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.policy.draft_length import DraftLength
+from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
+from dflash_trt.runtime.policy.step_record import FreeBlock, StepRecord
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
+
+
+class Drafts(msgspec.Struct):
+    """Requests of a step whose prompts have been read, and the pass that drafts for them."""
+
+    began: float
+    """Time at which it was started."""
+    requests: Mapping[int, Request]
+    """Requests by slot, in the order of slots."""
+    limits: Sequence[int]
+    """Drafts that each request verifies at most."""
+    proposals: dict[int, Proposals]
+    """Proposals by slot that need no pass."""
+    slots: Sequence[int]
+    """Slots of the pass."""
+    wait: Callable[[], list[Proposals]]
+    """Waits for the proposals of `slots`."""
+
+
+class Drafting:
+    """Starts the pass of the drafter, and makes blocks of what it proposes."""
+
+    def __init__(self, draft_length: DraftLength) -> None:
+        self.draft_length = draft_length
+        self._proposal_choice = ProposalChoice()
+
+    def start(self, runner: ModelRunner, requests: Mapping[int, Request]) -> Drafts:
+        """Starts the pass for `requests` by slot, in the order of slots."""
+        began = time.perf_counter()
+        lengths = self.draft_length.lengths([request.params.draft_length for request in requests.values()])
+        limits = [
+            min(length, request.params.max_tokens - len(request.token_ids) - 1)
+            for length, request in zip(lengths, requests.values(), strict=True)
+        ]
+        forced = {
+            slot: Proposals(ids, is_forced=True)
+            for (slot, request), limit in zip(requests.items(), limits, strict=True)
+            if request.processors and limit > 0 and (ids := request.forced(limit))
+        }
+        slots = runner.draftable([*compress(requests, limits)])
+        if forced:
+            slots = [slot for slot in slots if slot not in forced]
+        drafts = Drafts(began, requests, limits, forced, slots, list)
+        if slots:
+            drafting = [requests[slot] for slot in slots]
+            anchors = [request.token_ids[-1] for request in drafting]
+            drafts.wait = runner.draft(slots, anchors, max(limits), self._draws(runner, drafting))
+        return drafts
+
+    def blocks(self, drafts: Drafts) -> list[StepInput]:
+        """A block of each request, once its drafts are there."""
+        proposals = drafts.proposals | dict(zip(drafts.slots, drafts.wait(), strict=True))
+        blocks = []
+        for (slot, request), limit in zip(drafts.requests.items(), drafts.limits, strict=True):
+            drafted = proposals.get(slot, NO_PROPOSALS)
+            if len(drafted.token_ids) > limit or drafted.survival is not None:
+                drafted = self._cut(request, drafted.first(limit))
+            token_ids = [request.token_ids[-1], *drafted.token_ids]
+            blocks.append(StepInput(slot, token_ids, len(token_ids), request, drafted))
+        return blocks
+
+    def observe(self, record: StepRecord) -> None:
+        """Tells the policies what a step did."""
+        self.draft_length.observe(record)
+        self._proposal_choice.observe(record)
+
+    def _draws(self, runner: ModelRunner, requests: Sequence[Request]) -> list[Draw | None]:
+        """Draws of the proposals of each request; none where all are greedy."""
+        if not runner.draws_proposals:
+            return []
+        temperatures = {request.params.temperature for request in requests}
+        drawn = {temperature: self._proposal_choice.is_drawn(temperature) for temperature in temperatures}
+        return [request.draw if drawn[request.params.temperature] else None for request in requests]
+
+    def _cut(self, request: Request, proposals: Proposals) -> Proposals:
+        """Leading proposals that are worth verifying; a request's own draft length is not cut."""
+        if proposals.survival is None or request.params.draft_length is not None:
+            return proposals
+        return proposals.first(self.draft_length.cut_length(proposals.survival))
+
+
+def free_blocks(blocks: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> list[FreeBlock]:
+    """Blocks with a token, and with drafts that could be greedy or drawn."""
+    return [
+        FreeBlock(block.request.params.temperature, block.drafted.candidate_ids is not None, len(tokens) - 1)
+        for block, tokens in zip(blocks, accepted, strict=False)
+        if tokens and block.request.draws_freely and block.drafted.token_ids and not block.drafted.is_forced
+    ]
