@@ -77,7 +77,8 @@ class PairedSpeed(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.num_pairs} pairs are too few to compare speeds, {MIN_PAIRS} are needed"
         if self.acceptance_length is not None and self.ratio > self.acceptance_length:
             return f"{TOO_BUSY}: {seen}, above the acceptance length of {self.acceptance_length:.2f}, which cannot be"
-        if self.high > self.low * WIDE or (self.low <= 1 <= self.high and not self.is_narrow):
+        could_be_same = self.low <= 1 + SAME and self.high >= 1 - SAME
+        if self.high > self.low * WIDE or (could_be_same and not self.is_narrow):
             return f"{TOO_BUSY}: {seen}, and they disagree (95 % interval {self.low:.2f}x to {self.high:.2f}x)"
         return ""
 
