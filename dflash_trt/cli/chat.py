@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dflash_trt.api.backend import Backend
     from dflash_trt.api.chat_template import TemplateOptions
     from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.runtime.server.channels import ChannelTokens
+    from dflash_trt.runtime.server.calls.channels import ChannelTokens
 
 COMMANDS = {
     "/help": "show these commands",
@@ -109,7 +109,7 @@ class TerminalChat:
     """The conversation so far; each answer is streamed and then becomes one of its messages."""
 
     def __init__(self, backend: Backend, params: SamplingParams, system: str | None, template: TemplateOptions) -> None:
-        from dflash_trt.runtime.server.channels import ChannelTokens
+        from dflash_trt.runtime.server.calls.channels import ChannelTokens
 
         self._backend = backend
         self._params = params
@@ -132,7 +132,7 @@ class TerminalChat:
 
     async def ask(self, message: str) -> None:
         """Streams the answer and prints its cost; only a complete answer is remembered."""
-        from dflash_trt.runtime.server.channels import Channels
+        from dflash_trt.runtime.server.calls.channels import Channels
 
         messages = [*self._messages, {"role": "user", "content": message}]
         tokenizer, stop = self._backend.tokenizer, self._params.stop_texts

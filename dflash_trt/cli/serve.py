@@ -88,8 +88,8 @@ def serve(
     from dflash_trt.runtime.server.app import make_app
     from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
     from dflash_trt.runtime.server.connections.sockets import bind, max_connections
-    from dflash_trt.runtime.server.log import set_up_logging
-    from dflash_trt.runtime.server.tracing import open_tracing
+    from dflash_trt.runtime.server.telemetry.log import set_up_logging
+    from dflash_trt.runtime.server.telemetry.tracing import open_tracing
 
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
     runtime = RuntimeOptions(**settings)

@@ -47,10 +47,10 @@ class EmbeddedBackend:
         self._close = weakref.finalize(self, self._thread.close)
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> AsyncGenerator[Chunk, None]:
         """Answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels it."""
-        cancel, chunks = self.start(prompt, params, incremental=incremental, client=client)
+        cancel, chunks = self.start(prompt, params, incremental=incremental)
         try:
             async for chunk in chunks:
                 yield chunk
@@ -58,7 +58,7 @@ class EmbeddedBackend:
             cancel()
 
     def start(
-        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
+        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> tuple[Callable[[], None], AsyncGenerator[Chunk, None]]:
         """Submits a request: what cancels it, and its chunks, on the running event loop."""
         loop = asyncio.get_running_loop()
@@ -69,7 +69,6 @@ class EmbeddedBackend:
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
         request = self.request(prompt, params, put, incremental=incremental)
-        request.client = client
         self.submit(request)
         return partial(self.cancel, request), _until_whole(chunks)
 

@@ -16,7 +16,7 @@ from dflash_trt.cli import cli
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.server.requests import parse_request
+from dflash_trt.runtime.server.request.generation_request import parse_request
 from dflash_trt.triton.model_file import EmbeddedModel
 from dflash_trt.triton.request_tensors import read_inputs
 from dflash_trt.triton.tensors import INPUTS

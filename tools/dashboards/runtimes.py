@@ -76,7 +76,7 @@ V = "vllm:spec_decode_num"
 # vLLM 0.32.0, vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py.
 OURS = Runtime(
     title="dflash-trt serve",
-    source="dflash_trt/runtime/server/prometheus.py",
+    source="dflash_trt/runtime/server/telemetry/prometheus.py",
     engine="model_name, instance, engine",
     drafts=rate(f"{V}_drafts_total"),
     proposed=rate(f"{V}_draft_tokens_total"),

@@ -25,9 +25,9 @@ from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.dynamo.kv_events import KvEvents
-from dflash_trt.runtime.server.prometheus import ServerMetrics
+from dflash_trt.runtime.server.answer.usage import completion_metrics
 from dflash_trt.runtime.server.served_backend import RoutedBackend, check_room
-from dflash_trt.runtime.server.usage import completion_metrics
+from dflash_trt.runtime.server.telemetry.prometheus import ServerMetrics
 
 SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01

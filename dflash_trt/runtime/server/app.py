@@ -21,7 +21,7 @@ from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.server.access import ApiKeys, check_host, check_key
 from dflash_trt.runtime.server.disconnect import ClientDisconnected
 from dflash_trt.runtime.server.endpoints import Endpoints
-from dflash_trt.runtime.server.http_error import HttpError, to_http_error
+from dflash_trt.runtime.server.http_error import HttpError, StructResponse, error_response, to_http_error
 from dflash_trt.runtime.server.middleware import (
     CLIENT_CLOSED_REQUEST,
     AccessLogMiddleware,
@@ -30,7 +30,6 @@ from dflash_trt.runtime.server.middleware import (
 )
 from dflash_trt.runtime.server.openapi import OPERATIONS, document
 from dflash_trt.runtime.server.page_verdict import judge_pairs
-from dflash_trt.runtime.server.responses import StructResponse, error_response
 
 PAGE = Path(__file__).parent / "page"
 PAGE_HEADERS = {

@@ -24,17 +24,15 @@ class ClientCounter:
     @contextmanager
     def _counted(self, client: str, number: int) -> Iterator[None]:
         """Counts `number` until the block ends."""
-        self._add(client, number)
+        self.active += number
+        self.by_client[client] += number
         try:
             yield
         finally:
-            self._add(client, -number)
-
-    def _add(self, client: str, number: int) -> None:
-        self.active += number
-        self.by_client[client] += number
-        if not self.by_client[client]:
-            del self.by_client[client]
+            self.active -= number
+            self.by_client[client] -= number
+            if not self.by_client[client]:
+                del self.by_client[client]
 
 
 class Admission(ClientCounter):

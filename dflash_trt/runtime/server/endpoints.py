@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, suppress
+from functools import cached_property
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -14,31 +14,34 @@ from starlette.responses import Response
 
 from dflash_trt import __version__
 from dflash_trt.api.neutral_fields import IGNORED
-from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError
-from dflash_trt.runtime.server.answer_logprobs import TokenTexts
+from dflash_trt.runtime.server.answer.answer_logprobs import TokenTexts
+from dflash_trt.runtime.server.answer.bodies import Model, ModelList, Tokens, Version
+from dflash_trt.runtime.server.answer.event_stream import EventStream
+from dflash_trt.runtime.server.answer.generation import Generation
+from dflash_trt.runtime.server.answer.inbox import Inbox
+from dflash_trt.runtime.server.answer.responses_answer import ResponseStream, whole_response
+from dflash_trt.runtime.server.calls.tools import tool_format
 from dflash_trt.runtime.server.client_limits import Admission
-from dflash_trt.runtime.server.decoding import decode_fields
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
-from dflash_trt.runtime.server.event_stream import EventStream
-from dflash_trt.runtime.server.generation import Generation
-from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.json_object import decode_object
-from dflash_trt.runtime.server.messages import read_messages
-from dflash_trt.runtime.server.prometheus import ServerMetrics
-from dflash_trt.runtime.server.request_body import BodyReader
-from dflash_trt.runtime.server.request_fields import TokenizeBody
-from dflash_trt.runtime.server.requests import TOKENIZE, GenerationRequest, check_model, parse_request
-from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
-from dflash_trt.runtime.server.responses import StructResponse
-from dflash_trt.runtime.server.responses_answer import ResponseEvent, response_events, whole_response
-from dflash_trt.runtime.server.responses_request import chat_fields
+from dflash_trt.runtime.server.http_error import HttpError, StructResponse
+from dflash_trt.runtime.server.request.body import BodyReader
+from dflash_trt.runtime.server.request.decoding import decode_fields
+from dflash_trt.runtime.server.request.generation_request import (
+    TOKENIZE,
+    GenerationRequest,
+    check_model,
+    parse_request,
+)
+from dflash_trt.runtime.server.request.json_object import decode_object
+from dflash_trt.runtime.server.request.messages import read_messages
+from dflash_trt.runtime.server.request.request_fields import TokenizeBody
+from dflash_trt.runtime.server.request.responses_request import chat_fields
+from dflash_trt.runtime.server.request.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
-from dflash_trt.runtime.server.tokenizing import TokenizerPool
-from dflash_trt.runtime.server.tools import tool_format
-from dflash_trt.runtime.server.tracing import Tracing
+from dflash_trt.runtime.server.telemetry.prometheus import ServerMetrics
+from dflash_trt.runtime.server.telemetry.tracing import Tracing
 
-Event = Document | ResponseEvent
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
 STALLED_SECONDS = 60.0
@@ -166,58 +169,49 @@ class Endpoints:
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.body.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(
-                    http_request.receive, self._prompt_ids(request, len(encoded), client)
+                    http_request.receive, self._prepare(request, len(encoded), client)
                 )
-            if (grammar := request.params.structured_outputs) is not None:
-                await cancel_on_disconnect(http_request.receive, self._compile(grammar))
             generation = Generation(
                 self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, client, span
             )
             admission.enter_context(self.answers.admit(generation.max_bytes, client))
+            admission.callback(generation.cancel)
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             headers = {}
             if request.ignored:
                 generation.log_fields["ignored"] = " ".join(request.ignored)
                 headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
             if not request.body.stream:
-                document = await cancel_on_disconnect(http_request.receive, generation.response())
+                document = await cancel_on_disconnect(http_request.receive, generation.whole(self._inbox))
                 return StructResponse(whole_response(document) if is_response else document, headers=headers)
-            events: AsyncGenerator[Event, None] = generation.events()
-            if is_response:
-                events = response_events(generation.events())
-            try:  # before the headers are sent, so that an error has its status
-                first = await cancel_on_disconnect(http_request.receive, anext(events))
-            except BaseException:
-                await events.aclose()
-                raise
-            return EventStream(_prepend(first, events, admission.pop_all()), headers)
+            stream = EventStream(headers)
+            sink = ResponseStream(stream.put, stream.end) if is_response else stream
+            generation.start(self._inbox, sink.put, sink.end)
+            await cancel_on_disconnect(http_request.receive, stream.begin())
+            stream.hold(admission.pop_all())
+            return stream
 
-    async def _compile(self, grammar: Grammar) -> None:
-        """Compiles a grammar, which is then kept for the request; RequestError for one that cannot be enforced."""
-        grammars = await asyncio.to_thread(lambda: self._backend.grammars)
-        await asyncio.wrap_future(grammars.submit(grammar))
+    @cached_property
+    def _inbox(self) -> Inbox:
+        return Inbox(asyncio.get_running_loop())
 
-    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int, client: str) -> list[list[int]]:
+    async def _prepare(self, request: GenerationRequest, num_bytes: int, client: str) -> list[list[int]]:
+        """Token ids of the prompts; compiles the grammar, RequestError for one that cannot be enforced."""
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
             messages, kwargs = request.messages, request.template_kwargs
-            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
-        return [
-            await self._tokenizers.encode(prompt, client=client) if isinstance(prompt, str) else list(prompt)
-            for prompt in request.prompts
-        ]
+            ids = [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
+        else:
+            ids = [
+                await self._tokenizers.encode(prompt, client=client) if isinstance(prompt, str) else list(prompt)
+                for prompt in request.prompts
+            ]
+        if (grammar := request.params.structured_outputs) is not None:
+            grammars = await asyncio.to_thread(lambda: self._backend.grammars)
+            await asyncio.wrap_future(grammars.submit(grammar))  # it is kept for the request
+        return ids
 
 
 def _client(request: Request) -> str:
     """The client that limits apply to: its API key, or its address."""
     return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
-
-
-async def _prepend(
-    first: Event, events: AsyncGenerator[Event, None], admission: ExitStack
-) -> AsyncGenerator[Event, None]:
-    with admission:
-        async with aclosing(events):
-            yield first
-            async for event in events:
-                yield event

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error responses in OpenAI's shape."""
+"""Responses with a JSON document, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+import msgspec
+from starlette.responses import Response
+
 from dflash_trt.errors import DFlashError, RequestError
-from dflash_trt.runtime.server.log import log
-from dflash_trt.runtime.server.response_bodies import Error, ErrorDescription
+from dflash_trt.runtime.server.answer.bodies import Error, ErrorDescription
+from dflash_trt.runtime.server.telemetry.log import log
 
 FIELD = re.compile(r"([a-z_.]+)(\[\d+\])*: ")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -50,3 +53,18 @@ def to_http_error(error: Exception) -> HttpError:
     if isinstance(error, DFlashError):
         return HttpError(500, error.message)
     return HttpError(500, "internal server error: see the server's log")
+
+
+class StructResponse(Response):
+    """Response with a JSON document."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """Encodes the document."""
+        return msgspec.json.encode(content)
+
+
+def error_response(error: HttpError) -> Response:
+    """The response to a request that failed."""
+    return StructResponse(error.body(), error.status, headers=error.headers)

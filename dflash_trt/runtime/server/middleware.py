@@ -13,9 +13,8 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_trt.runtime.server.http_error import HttpError, shutting_down, to_http_error
-from dflash_trt.runtime.server.log import log
-from dflash_trt.runtime.server.responses import error_response
+from dflash_trt.runtime.server.http_error import HttpError, error_response, shutting_down, to_http_error
+from dflash_trt.runtime.server.telemetry.log import log
 
 CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for the access log; it is never sent."""

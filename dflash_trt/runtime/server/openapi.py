@@ -11,8 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from dflash_trt import __version__
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS
-from dflash_trt.runtime.server.request_fields import ChatBody, CompletionBody, TokenizeBody
-from dflash_trt.runtime.server.response_bodies import (
+from dflash_trt.runtime.server.answer.bodies import (
     ChatCompletion,
     Completion,
     Error,
@@ -21,8 +20,9 @@ from dflash_trt.runtime.server.response_bodies import (
     Tokens,
     Version,
 )
-from dflash_trt.runtime.server.responses_answer import ResponseObject
-from dflash_trt.runtime.server.responses_request import ResponsesBody
+from dflash_trt.runtime.server.answer.responses_answer import ResponseObject
+from dflash_trt.runtime.server.request.request_fields import ChatBody, CompletionBody, TokenizeBody
+from dflash_trt.runtime.server.request.responses_request import ResponsesBody
 
 Json = dict[str, Any]
 

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dflash_trt.api.paired_speed import Pair, paired_speed
-from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.request_body import BodyReader
-from dflash_trt.runtime.server.responses import StructResponse
+from dflash_trt.runtime.server.http_error import HttpError, StructResponse
+from dflash_trt.runtime.server.request.body import BodyReader
 
 MAX_PAIRS = 256
 MAX_BODY_BYTES = 2**16

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dflash_trt.api.backend import Backend, Chunk, DecoderMetrics, Prompt
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.answer import Put
+    from dflash_trt.runtime.request import Request
 
 MIN_LENGTH = 2
 """Fewest tokens of a request: one of the prompt, one of the answer."""
@@ -29,10 +33,17 @@ class ServedBackend(Backend, Protocol):
     Only the embedded runtime is one: TensorRT-LLM's executor has a server of its own.
     """
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True, client: str = ""
-    ) -> AsyncGenerator[Chunk, None]:
-        """The answer step by step; clients take turns."""
+    def request(self, prompt: Prompt, params: SamplingParams, put: Put, *, incremental: bool = True) -> Request:
+        """A request whose chunks, or the error that ended it, are `put` on the decoder's thread.
+
+        There is one chunk at the end unless `incremental`. Raises RequestError for an invalid one.
+        """
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; EngineError when the backend is closed or has failed."""
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request before the next step; one that has ended stays as it is."""
 
     def metrics(self) -> DecoderMetrics:
         """Current load, and totals since the start."""

@@ -27,7 +27,7 @@ from dflash_trt.runtime.server.app import make_app
 from dflash_trt.runtime.server.connections.server import HttpServer
 from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.endpoints import Endpoints
-from dflash_trt.runtime.server.tracing import Tracing
+from dflash_trt.runtime.server.telemetry.tracing import Tracing
 from tests.waiting import PATIENCE, until
 
 MODEL = "tiny"

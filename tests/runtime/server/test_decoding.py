@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.decoding import decode_fields
-from dflash_trt.runtime.server.request_fields import StreamOptions
+from dflash_trt.runtime.server.request.decoding import decode_fields
+from dflash_trt.runtime.server.request.request_fields import StreamOptions
 
 
 class Pair(msgspec.Struct, forbid_unknown_fields=True):

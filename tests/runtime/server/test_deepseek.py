@@ -16,11 +16,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server.deepseek import DeepSeekFormat
-from dflash_trt.runtime.server.messages import read_messages
-from dflash_trt.runtime.server.requests import parse_request
-from dflash_trt.runtime.server.tokenizing import TokenizerPool
-from dflash_trt.runtime.server.tools import tool_format
+from dflash_trt.runtime.server.calls.deepseek import DeepSeekFormat
+from dflash_trt.runtime.server.calls.tools import tool_format
+from dflash_trt.runtime.server.request.generation_request import parse_request
+from dflash_trt.runtime.server.request.messages import read_messages
+from dflash_trt.runtime.server.request.tokenizing import TokenizerPool
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tests.runtime.grammars.sampler import sample

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from importlib import import_module
@@ -26,10 +26,10 @@ from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.server import log as server_log
 from dflash_trt.runtime.server.connections import server as http_server
 from dflash_trt.runtime.server.connections.server import HttpServer
 from dflash_trt.runtime.server.connections.sockets import bind
+from dflash_trt.runtime.server.telemetry import log as server_log
 from tests.cli.commands import run, run_here
 from tests.runtime.server.live import LONG, Live, children, refuses, started
 from tests.waiting import PATIENCE, until
@@ -188,27 +188,28 @@ def test_a_request_that_meets_the_end_of_the_drain_is_told(
 ) -> None:
     """It was admitted before, and reaches the decoder when that has been closed."""
 
-    async def closed(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+    def closed(*_: Any) -> None:
         raise EngineError("this LLM is closed")
-        yield
 
     monkeypatch.setattr(type(live.llm.backend), "is_alive", property(lambda _: False))
-    monkeypatch.setattr(type(live.llm.backend), "stream", closed)
+    monkeypatch.setattr(type(live.llm.backend), "submit", closed)
     response = live.post(prompt="x", max_tokens=1, stream=stream)
     assert (response.status_code, response.headers["connection"]) == (503, "close")
     assert "the server is shutting down" in response.text
 
 
 def test_what_the_end_of_the_drain_cancels_is_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = type(live.llm.backend).stream
+    make_request = type(live.llm.backend).request
 
-    async def cancelled(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
-        yield Chunk(text="a", token_ids=[5], completion=None)  # the stream has begun
-        async for chunk in stream(*args, **options):
+    def cancelled(backend: Any, prompt: Any, params: Any, put: Any, **options: Any) -> Any:
+        def put_cancelled(chunk: Any) -> None:
             completion = chunk.completion and replace(chunk.completion, finish_reason=FinishReason.CANCELLED)
-            yield replace(chunk, completion=completion)
+            put(replace(chunk, completion=completion))
 
-    monkeypatch.setattr(type(live.llm.backend), "stream", cancelled)
+        put(Chunk(text="a", token_ids=[5], completion=None))  # the stream has begun
+        return make_request(backend, prompt, params, put_cancelled, **options)
+
+    monkeypatch.setattr(type(live.llm.backend), "request", cancelled)
     assert live.post(prompt="x", max_tokens=1).status_code == 503
     *_, last = live.events(prompt="x", max_tokens=1)
     assert last["error"]["message"] == "the server is shutting down"

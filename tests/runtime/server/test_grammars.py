@@ -14,7 +14,8 @@ from openai import BadRequestError
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.grammar_fields import read_grammar
+from dflash_trt.runtime.server.request.grammar_fields import read_grammar
+from dflash_trt.runtime.server.request.request_fields import StructuredOutputs
 from tests.runtime.server.live import MODEL, Live
 
 SCHEMA = {
@@ -105,4 +106,4 @@ def test_hostile_grammars_end(live: Live, fields: dict[str, Any]) -> None:
 
 def test_ignored_end_tokens() -> None:
     with pytest.raises(RequestError, match="ignore_eos: expected False"):
-        SamplingParams(structured_outputs=read_grammar({"structured_outputs": {"regex": "a"}}), ignore_eos=True)
+        SamplingParams(structured_outputs=read_grammar(None, StructuredOutputs(regex="a")), ignore_eos=True)

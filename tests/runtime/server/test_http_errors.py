@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server import json_object, tokenizing
-from dflash_trt.runtime.server import messages as conversations
 from dflash_trt.runtime.server.connections.parser import MAX_HEADERS, LimitedConnection
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.json_object import decode_object
+from dflash_trt.runtime.server.request import json_object, tokenizing
+from dflash_trt.runtime.server.request import messages as conversations
+from dflash_trt.runtime.server.request.json_object import decode_object
 from tests.runtime.server.live import MODEL, Live
 
 CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}

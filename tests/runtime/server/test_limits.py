@@ -18,12 +18,12 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.server import request_body
 from dflash_trt.runtime.server.access import ApiKeys
 from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.connections import parser, protocol
 from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.http_error import HttpError
+from dflash_trt.runtime.server.request import body as request_body
 from tests.runtime.server.live import LONG, Live, read_response, serving
 from tests.waiting import PATIENCE, until
 

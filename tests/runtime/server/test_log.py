@@ -10,12 +10,12 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from dflash_trt.runtime.server.log import MAX_QUEUED_LINES, NonBlockingHandler
+from dflash_trt.runtime.server.telemetry.log import MAX_QUEUED_LINES, NonBlockingHandler
 
 
 def test_errors_of_libraries_are_lines_of_the_log() -> None:
     """Python's own handler writes at once, to a reader that may not read."""
-    code = "import logging; from dflash_trt.runtime.server.log import set_up_logging; set_up_logging(); "
+    code = "import logging; from dflash_trt.runtime.server.telemetry.log import set_up_logging; set_up_logging(); "
     code += "logging.getLogger('asyncio').error('an error'); logging.getLogger().handlers[0].flush()"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"[-0-9]+ [:0-9]+ an error\n", run.stderr)

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.server.tracing import Tracing, open_tracing
+from dflash_trt.runtime.server.telemetry.tracing import Tracing, open_tracing
 from tests.runtime.server.live import LONG, MODEL, Live, serving, started
 from tests.tools.dashboards.queries import expressions, metrics, selectors
 from tests.waiting import PATIENCE, until
@@ -251,7 +251,8 @@ def test_without_an_endpoint_there_is_no_opentelemetry(monkeypatch: pytest.Monke
     """A server without the extra refuses only an endpoint."""
     script = (
         "import sys\nsys.modules['opentelemetry'] = None\n"
-        "from dflash_trt.errors import RequestError\nfrom dflash_trt.runtime.server.tracing import open_tracing\n"
+        "from dflash_trt.errors import RequestError\n"
+        "from dflash_trt.runtime.server.telemetry.tracing import open_tracing\n"
         "assert open_tracing(None) is None\n"
         "try: open_tracing('http://localhost:4318/v1/traces')\n"
         "except RequestError as error: print(error.message, error.hint)\n"

@@ -18,8 +18,8 @@ from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.server.request_fields import ChatBody, CompletionBody
-from dflash_trt.runtime.server.step_texts import StepTexts
+from dflash_trt.runtime.server.answer.step_texts import StepTexts
+from dflash_trt.runtime.server.request.request_fields import ChatBody, CompletionBody
 from tests.runtime.server.live import MODEL, Live
 
 PROMPT = "def parse_args(argv):"

@@ -28,7 +28,7 @@ def sample(schema: dict[str, Any]) -> Any:
         return [sample(schema["items"])]
     if kind == "object":
         properties = schema.get("properties", {})
-        return {name: sample(properties[name]) for name in schema.get("required", list(properties)[:1])}
+        return {name: sample(properties[name]) for name in schema.get("required") or [*properties][:1]}
     values = {"string": "x", "boolean": True, "number": 0.5, "integer": 1}
     return max(values[kind], schema["minimum"]) if "minimum" in schema else values[kind]
 

@@ -10,7 +10,6 @@ import logging
 import resource
 import socket
 import threading
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -225,12 +224,11 @@ def test_a_step_that_does_not_end_degrades_health(live: Live, monkeypatch: pytes
 
 
 def test_failures_in_a_row_degrade_health(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def failing(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+    def failing(*_: Any) -> None:
         raise EngineError("found NaN or infinity")
-        yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(live.llm.backend), "stream", failing)
+        patch.setattr(type(live.llm.backend), "submit", failing)
         for _ in range(DEGRADED_FAILURES):
             assert live.http.get("/health").status_code == 200
             assert live.post(prompt="x", max_tokens=1).status_code == 500

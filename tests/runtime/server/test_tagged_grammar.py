@@ -15,10 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
-from dflash_trt.runtime.server.hermes import HermesParser
-from dflash_trt.runtime.server.request_fields import ChatBody
-from dflash_trt.runtime.server.tagged_calls import call_reader
-from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
+from dflash_trt.runtime.server.calls.hermes import HermesParser
+from dflash_trt.runtime.server.calls.tagged_calls import call_reader
+from dflash_trt.runtime.server.calls.tools import call_grammar, read_tools, tool_format
+from dflash_trt.runtime.server.request.request_fields import ChatBody
 from tests.paths import FIXTURES
 from tests.runtime.grammars.sampler import sample
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server import tokenizing
-from dflash_trt.runtime.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
+from dflash_trt.runtime.server.request import tokenizing
+from dflash_trt.runtime.server.request.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.runtime.server.live import Live, bounded
 from tests.waiting import PATIENCE
 

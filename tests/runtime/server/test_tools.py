@@ -18,10 +18,10 @@ from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.grammars.compiler import GrammarCompiler
-from dflash_trt.runtime.server.channels import Channels, ChannelTokens
-from dflash_trt.runtime.server.messages import read_messages
-from dflash_trt.runtime.server.request_fields import ChatBody
-from dflash_trt.runtime.server.tools import call_grammar, call_parser, read_tools, tool_format
+from dflash_trt.runtime.server.calls.channels import Channels, ChannelTokens
+from dflash_trt.runtime.server.calls.tools import call_grammar, call_parser, read_tools, tool_format
+from dflash_trt.runtime.server.request.messages import read_messages
+from dflash_trt.runtime.server.request.request_fields import ChatBody
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tests.runtime.server.conftest import copy_with_template

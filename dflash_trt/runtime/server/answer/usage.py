@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
-from dflash_trt.runtime.server.answer_choice import Choice
-from dflash_trt.runtime.server.response_bodies import Metrics, SpeculativeDecoding, Usage
+from dflash_trt.runtime.server.answer.bodies import Metrics, SpeculativeDecoding, Usage
+from dflash_trt.runtime.server.answer.choice import Choice
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Usage:

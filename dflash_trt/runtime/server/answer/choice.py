@@ -10,14 +10,16 @@ import msgspec
 
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
-from dflash_trt.runtime.server.answer_logprobs import TokenTexts, chat_logprobs, completion_logprobs
-from dflash_trt.runtime.server.chat_message import MessageBuilder
-from dflash_trt.runtime.server.requests import GenerationRequest
-from dflash_trt.runtime.server.response_bodies import ChatChoice, ChatMessage, CompletionLogprobs, TextChoice
-from dflash_trt.runtime.server.step_texts import StepTexts
+from dflash_trt.runtime.server.answer.answer_logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from dflash_trt.runtime.server.answer.bodies import ChatChoice, ChatMessage, CompletionLogprobs, TextChoice
+from dflash_trt.runtime.server.answer.chat_message import MessageBuilder
+from dflash_trt.runtime.server.answer.step_texts import StepTexts
+from dflash_trt.runtime.server.request.generation_request import GenerationRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+NOTHING = ChatMessage()
 
 
 class Choice:
@@ -116,7 +118,7 @@ class Choice:
 
 def has_content(choice: TextChoice | ChatChoice) -> bool:
     """Whether a streamed choice needs an event."""
-    added = choice.text if isinstance(choice, TextChoice) else choice.delta != ChatMessage()
+    added = choice.text if isinstance(choice, TextChoice) else choice.delta != NOTHING
     return bool(added or choice.finish_reason or choice.steps) or choice.logprobs is not None
 
 

@@ -24,7 +24,7 @@ import msgspec
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.grammars.structural_tags import PLACE
-from dflash_trt.runtime.server.hermes import CUT, CallDelta, CallTags, is_cut
+from dflash_trt.runtime.server.calls.hermes import CUT, CallDelta, CallTags, is_cut
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

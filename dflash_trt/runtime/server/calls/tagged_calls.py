@@ -14,37 +14,40 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from dflash_trt.runtime.server.hermes import CUT, JSON, CallDelta, ReadCall, is_cut, json_call
+from dflash_trt.runtime.server.calls.hermes import CUT, JSON, CallDelta, ReadCall, is_cut, json_call
 
 TaggedFormat = Literal["qwen3-coder", "glm"]
 
 
-class _Tags(NamedTuple):
-    """Patterns up to the arguments and up to a value; `template` is found in the chat templates that write them."""
+class Tags(NamedTuple):
+    """Patterns that read the parts of a call, and texts around them; `template` is in the templates that write it."""
 
     template: str
     call: re.Pattern[str]
     argument: re.Pattern[str]
-    end_of_value: re.Pattern[str]
-    end: str
+    value_end: re.Pattern[str]
+    before_name: str
+    after_name: str
+    before_key: str
+    after_key: tuple[str, ...]
+    """Texts between which a line may end."""
+    after_value: str
+    after_arguments: str
+    has_lines: bool
+    """Whether a line ends after the name, each value and each argument; otherwise it may."""
 
 
-TAGS: dict[TaggedFormat, _Tags] = {
-    "qwen3-coder": _Tags(
-        "<function=",
-        re.compile(r"\s*<function=([\w-]+)>"),
-        re.compile(r"\s*<parameter=([^>]+)>\n?"),
-        re.compile(r"\n?</parameter>"),
-        "</function>",
+TAGS: dict[TaggedFormat, Tags] = {
+    "qwen3-coder": Tags(
+        "<function=", re.compile(r"\s*<function=([\w-]+)>"), re.compile(r"\s*<parameter=([^>]+)>\n?"),
+        re.compile(r"\n?</parameter>"), "\n<function=", ">", "<parameter=", (">\n",), "</parameter>",
+        "</function>\n", True,
     ),
-    "glm": _Tags(
-        "<arg_key>",
-        re.compile(r"\s*([\w-]+)"),
-        re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
-        re.compile(r"</arg_value>"),
-        "",
+    "glm": Tags(
+        "<arg_key>", re.compile(r"\s*([\w-]+)"), re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+        re.compile(r"</arg_value>"), "", "", "<arg_key>", ("</arg_key>", "<arg_value>"), "</arg_value>", "", False,
     ),
-}
+}  # fmt: skip
 
 
 def tagged_format(template: str) -> TaggedFormat | None:
@@ -58,7 +61,7 @@ def call_reader(form: object, definitions: Sequence[dict[str, Any]]) -> ReadCall
     return json_call if tags is None else partial(_tagged_call, tags, definitions)
 
 
-def _tagged_call(tags: _Tags, definitions: Sequence[dict[str, Any]], text: str) -> CallDelta | Literal["cut"] | None:
+def _tagged_call(tags: Tags, definitions: Sequence[dict[str, Any]], text: str) -> CallDelta | Literal["cut"] | None:
     if (call := tags.call.match(text)) is None:
         return None
     schema = next(
@@ -69,15 +72,17 @@ def _tagged_call(tags: _Tags, definitions: Sequence[dict[str, Any]], text: str) 
     arguments, position = dict[str, object](), call.end()
     while (argument := tags.argument.match(text, position)) is not None:
         key = argument[1].strip()
-        read = None if _is_text(types.get(key)) else _json(text, argument.end(), tags.end_of_value)
+        read = None if _is_text(types.get(key)) else _json(text, argument.end(), tags.value_end)
         if isinstance(read, str):
             return read
-        end = tags.end_of_value.search(text, argument.end()) if read is None else read.end
+        end = tags.value_end.search(text, argument.end()) if read is None else read.end
         if end is None:
             return None
         arguments[key] = text[argument.end() : end.start()] if read is None else read.value
         position = end.end()
-    return CallDelta(call[1], msgspec.json.encode(arguments).decode()) if text[position:].strip() == tags.end else None
+    if text[position:].strip() != tags.after_arguments.strip():
+        return None
+    return CallDelta(call[1], msgspec.json.encode(arguments).decode())
 
 
 def _is_text(schema: object) -> bool:

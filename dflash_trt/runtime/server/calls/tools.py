@@ -12,13 +12,13 @@ from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.grammars.compiler import MAX_CHARACTERS, TOOLS
 from dflash_trt.runtime.grammars.structural_tags import PLACE
-from dflash_trt.runtime.server.channels import ChannelTokens
-from dflash_trt.runtime.server.deepseek import TAGS as DEEPSEEK
-from dflash_trt.runtime.server.deepseek import DeepSeekFormat
-from dflash_trt.runtime.server.hermes import BEGIN, END, HermesParser
-from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
-from dflash_trt.runtime.server.tagged_calls import TAGS, TaggedFormat, call_reader, tagged_format
-from dflash_trt.runtime.server.tagged_grammar import tagged_call
+from dflash_trt.runtime.server.calls.channels import ChannelTokens
+from dflash_trt.runtime.server.calls.deepseek import TAGS as DEEPSEEK
+from dflash_trt.runtime.server.calls.deepseek import DeepSeekFormat
+from dflash_trt.runtime.server.calls.hermes import BEGIN, END, HermesParser
+from dflash_trt.runtime.server.calls.tagged_calls import TAGS, TaggedFormat, call_reader, tagged_format
+from dflash_trt.runtime.server.calls.tagged_grammar import const_text, sequence, tagged_call
+from dflash_trt.runtime.server.request.request_fields import TOOL_CHOICES, ChatBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,7 +146,7 @@ def _call(form: ToolFormat, function: Json, *, is_enforced: bool) -> Json:
     schema = _schema(function, is_enforced=is_enforced)
     content = {"type": "json_schema", "json_schema": schema, PLACE: f"parameters of {name}"}
     if isinstance(form, ChannelTokens):
-        kinds = [_text(f"commentary to=functions.{name} {kind}") for kind in ("json", "<|constrain|>json")]
+        kinds = [const_text(f"commentary to=functions.{name} {kind}") for kind in ("json", "<|constrain|>json")]
         return _harmony_message(form, {"type": "or", "elements": kinds}, content)
     begin, end = f'{BEGIN}\n{{"name": "{name}", "arguments": ', f"}}\n{END}"
     return {"type": "tag", "begin": begin, "content": content, "end": end}
@@ -156,19 +156,15 @@ def _harmony_answer(form: ChannelTokens, call: Json) -> Json:
     """Text and messages of the channels, at the end maybe a `call`, whose end also ends the answer."""
     text: Json = {"type": "any_text"}
     message = _harmony_message(form, {**text, "excludes": ["to="]}, text)
-    between = [_token(form.end), _token(form.start), _text("assistant")]
-    messages: Json = {"type": "star", "content": {"type": "sequence", "elements": [message, *between]}}
+    between = [_token(form.end), _token(form.start), const_text("assistant")]
+    messages: Json = {"type": "star", "content": sequence(message, *between)}
     last: Json = {"type": "or", "elements": [message, call]}
-    return {"type": "or", "elements": [text, {"type": "sequence", "elements": [text, messages, last]}]}
+    return {"type": "or", "elements": [text, sequence(text, messages, last)]}
 
 
 def _harmony_message(form: ChannelTokens, header: Json, body: Json) -> Json:
-    return {"type": "sequence", "elements": [_token(form.channel), header, _token(form.message), body]}
+    return sequence(_token(form.channel), header, _token(form.message), body)
 
 
 def _token(token: int) -> Json:
     return {"type": "token", "token": token}
-
-
-def _text(value: str) -> Json:
-    return {"type": "const_string", "value": value}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from dflash_trt.api.backend import Chunk
-from dflash_trt.runtime.server.channels import Channels, ChannelTokens
-from dflash_trt.runtime.server.hermes import CallDelta
-from dflash_trt.runtime.server.requests import GenerationRequest
-from dflash_trt.runtime.server.response_bodies import ChatMessage, FunctionCall, ToolCall
-from dflash_trt.runtime.server.tools import call_parser
+from dflash_trt.runtime.server.answer.bodies import ChatMessage, FunctionCall, ToolCall
+from dflash_trt.runtime.server.calls.channels import Channels, ChannelTokens
+from dflash_trt.runtime.server.calls.hermes import CallDelta
+from dflash_trt.runtime.server.calls.tools import call_parser
+from dflash_trt.runtime.server.request.generation_request import GenerationRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,7 +58,8 @@ class MessageBuilder:
             content, calls = self._hermes.push(chunk.text, is_last=is_last)
         message = ChatMessage(role="assistant" if self._is_first else UNSET)
         self._is_first = False
-        if tool_calls := self._tool_calls(calls, is_delta=is_delta):
+        tool_calls = self._tool_calls(calls, is_delta=is_delta) if calls else []
+        if tool_calls:
             message.tool_calls = tool_calls
         if content or not is_delta:
             message.content = content or (None if tool_calls else "")

@@ -12,15 +12,14 @@ from dflash_trt.api.backend import Prompt
 from dflash_trt.api.neutral_fields import ANY, IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import MAX_TOP_LOGPROBS, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.decoding import decode_fields
-from dflash_trt.runtime.server.grammar_fields import read_grammar
+from dflash_trt.runtime.server.calls.tools import ToolFormat, Tools, call_grammar, read_tools
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.messages import read_messages
-from dflash_trt.runtime.server.request_fields import REASONING_EFFORTS, ChatBody, CompletionBody, StreamOptions
-from dflash_trt.runtime.server.tools import ToolFormat, Tools, call_grammar, read_tools
+from dflash_trt.runtime.server.request.decoding import decode_fields
+from dflash_trt.runtime.server.request.grammar_fields import read_grammar
+from dflash_trt.runtime.server.request.messages import read_messages
+from dflash_trt.runtime.server.request.request_fields import REASONING_EFFORTS, ChatBody, CompletionBody, StreamOptions
 
 SAMPLING_FIELDS = (*SAMPLER_FIELDS, "min_tokens", "stop", "stop_token_ids", "ignore_eos", "draft_length", "logit_bias")
-GRAMMAR_FIELDS = ("response_format", "structured_outputs")
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
 CHATS = NEUTRAL_VALUES | dict.fromkeys(IGNORED) | {"add_special_tokens": (False,), "echo": (False,)}
@@ -85,7 +84,7 @@ def parse_request(
         raise RequestError("max_tokens: expected at least 1, found 0")
     if max_tokens is None and not is_chat:
         max_tokens = DEFAULT_MAX_TOKENS
-    grammar = read_grammar({name: getattr(body, name) for name in GRAMMAR_FIELDS if getattr(body, name) is not None})
+    grammar = read_grammar(body.response_format, body.structured_outputs)
     tools = None
     if chat is not None and (tools := read_tools(chat)) is not None:
         if tool_format == "dsml":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dflash_trt.runtime.server.hermes import CallDelta
+from dflash_trt.runtime.server.calls.hermes import CallDelta
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from dflash_trt.api.neutral_fields import ANY, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.decoding import decode_fields
+from dflash_trt.runtime.server.request.decoding import decode_fields
 
 NEUTRAL = NEUTRAL_VALUES | {
     "tools": ([],), "tool_choice": ("auto", "none"), "parallel_tool_calls": ANY, "max_tool_calls": ANY,

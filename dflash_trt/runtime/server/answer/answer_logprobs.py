@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dflash_trt.runtime.server.response_bodies import ChatLogprobs, CompletionLogprobs, SampledLogprob, TokenLogprob
+from dflash_trt.runtime.server.answer.bodies import ChatLogprobs, CompletionLogprobs, SampledLogprob, TokenLogprob
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from dflash_trt.runtime.server.response_bodies import ChatCompletion, Document, Usage
+from dflash_trt.runtime.server.answer.bodies import ChatCompletion, Document, Usage
 
 PART_TYPES: dict[Literal["message", "reasoning"], Literal["output_text", "reasoning_text"]] = {
     "message": "output_text",
@@ -80,29 +79,32 @@ class ResponseEvent(Struct, kw_only=True):
     logprobs: list[float] | UnsetType = UNSET
 
 
-class ResponseBuilder:
-    """Chat answers in, one response or its events out."""
+class ResponseStream:
+    """A response and its events, made from the documents of a chat; the last of them has usage."""
 
-    def __init__(self, first: Document) -> None:
-        name = first.id.partition("-")[2]
-        self.response = ResponseObject(id=f"resp_{name}", created_at=first.created, model=first.model)
-        self._name = name
+    response: ResponseObject
+
+    def __init__(self, put: Callable[[ResponseEvent], None], end: Callable[[Exception | None], None]) -> None:
+        """`put` gets each event, `end` then None or an error."""
+        self._put, self._end = put, end
+        self._name = ""
         self._num_events = 0
 
-    def begin(self) -> Iterator[ResponseEvent]:
-        """The first events."""
-        yield self._event("response.created", response=self.response)
-        yield self._event("response.in_progress", response=self.response)
-
-    def add(self, document: ChatCompletion) -> Iterator[ResponseEvent]:
+    def put(self, document: Document) -> None:
         """Adds a chat's whole answer, or an event of it."""
+        assert isinstance(document, ChatCompletion)
+        if not self._name:
+            self._name = document.id.partition("-")[2]
+            self.response = ResponseObject(id=f"resp_{self._name}", created_at=document.created, model=document.model)
+            self._event("response.created", response=self.response)
+            self._event("response.in_progress", response=self.response)
         for choice in document.choices:
             message = choice.delta or choice.message
             assert message, "a choice has one of them"
             if message.reasoning:
-                yield from self._add_text("reasoning", message.reasoning)
+                self._add_text("reasoning", message.reasoning)
             if message.content:
-                yield from self._add_text("message", message.content)
+                self._add_text("message", message.content)
             if choice.finish_reason is not None:
                 is_whole = choice.finish_reason == "stop"
                 self.response.status = "completed" if is_whole else "incomplete"
@@ -110,21 +112,23 @@ class ResponseBuilder:
         if isinstance(document.usage, Usage):
             self.response.usage = _usage(document.usage)
 
-    def end(self) -> Iterator[ResponseEvent]:
-        """The last events."""
-        yield from self._close_item()
-        yield self._event(f"response.{self.response.status}", response=self.response)
+    def end(self, error: Exception | None) -> None:
+        """Ends the response, after its last events or with an error."""
+        if error is None:
+            self._close_item()
+            self._event(f"response.{self.response.status}", response=self.response)
+        self._end(error)
 
-    def _add_text(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[ResponseEvent]:
+    def _add_text(self, kind: Literal["message", "reasoning"], text: str) -> None:
         output = self.response.output
         if not output or output[-1].type != kind:
-            yield from self._close_item()
-            yield from self._open_item(kind)
+            self._close_item()
+            self._open_item(kind)
         (part,) = output[-1].content
         part.text += text
-        yield self._part_event(f"response.{part.type}.delta", delta=text)
+        self._part_event(f"response.{part.type}.delta", delta=text)
 
-    def _open_item(self, kind: Literal["message", "reasoning"]) -> Iterator[ResponseEvent]:
+    def _open_item(self, kind: Literal["message", "reasoning"]) -> None:
         is_message = kind == "message"
         item = OutputItem(
             id=f"{'msg' if is_message else 'rs'}_{self._name}_{len(self.response.output)}", type=kind, content=[]
@@ -134,55 +138,37 @@ class ResponseBuilder:
         else:
             item.summary = []
         self.response.output.append(item)
-        yield self._event("response.output_item.added", output_index=len(self.response.output) - 1, item=item)
+        self._event("response.output_item.added", output_index=len(self.response.output) - 1, item=item)
         item.content = [OutputText(type=PART_TYPES[kind], annotations=[] if is_message else UNSET)]
-        yield self._part_event("response.content_part.added", part=item.content[0])
+        self._part_event("response.content_part.added", part=item.content[0])
 
-    def _close_item(self) -> Iterator[ResponseEvent]:
+    def _close_item(self) -> None:
         if not self.response.output:
             return
         item = self.response.output[-1]
         item.status = "incomplete" if self.response.status == "incomplete" else "completed"
         (part,) = item.content
-        yield self._part_event(f"response.{part.type}.done", text=part.text)
-        yield self._part_event("response.content_part.done", part=part)
-        yield self._event("response.output_item.done", output_index=len(self.response.output) - 1, item=item)
+        self._part_event(f"response.{part.type}.done", text=part.text)
+        self._part_event("response.content_part.done", part=part)
+        self._event("response.output_item.done", output_index=len(self.response.output) - 1, item=item)
 
-    def _part_event(self, kind: str, **fields: Any) -> ResponseEvent:
+    def _part_event(self, kind: str, **fields: Any) -> None:
         index, item = len(self.response.output) - 1, self.response.output[-1]
         if "output_text" in kind:
             fields["logprobs"] = []
-        return self._event(kind, output_index=index, item_id=item.id, content_index=0, **fields)
+        self._event(kind, output_index=index, item_id=item.id, content_index=0, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> ResponseEvent:
+    def _event(self, kind: str, **fields: Any) -> None:
+        self._put(ResponseEvent(type=kind, sequence_number=self._num_events, **fields))
         self._num_events += 1
-        return ResponseEvent(type=kind, sequence_number=self._num_events - 1, **fields)
 
 
 def whole_response(document: Document) -> ResponseObject:
     """The response with a chat's whole answer."""
-    assert isinstance(document, ChatCompletion)
-    builder = ResponseBuilder(document)
-    for _ in (*builder.add(document), *builder.end()):
-        pass
-    return builder.response
-
-
-async def response_events(documents: AsyncGenerator[Document, None]) -> AsyncGenerator[ResponseEvent, None]:
-    """The events of a response, by those of a chat with usage at its end."""
-    builder: ResponseBuilder | None = None
-    async with aclosing(documents):
-        async for document in documents:
-            assert isinstance(document, ChatCompletion)
-            if builder is None:
-                builder = ResponseBuilder(document)
-                for event in builder.begin():
-                    yield event
-            for event in builder.add(document):
-                yield event
-    assert builder is not None, "a chat has at least one event"
-    for event in builder.end():
-        yield event
+    stream = ResponseStream(lambda event: None, lambda error: None)
+    stream.put(document)
+    stream.end(None)
+    return stream.response
 
 
 def _usage(usage: Usage) -> ResponseUsage:

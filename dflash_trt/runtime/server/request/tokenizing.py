@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.template_limits import limited_template
+from dflash_trt.runtime.server.request.template_limits import limited_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,19 +71,6 @@ class TokenizerPool:
 
         `num_bytes` is the size of everything that the template may read.
         """
-        async with self._turn(client):
-            return await self._encode_chat(messages, tools, template_kwargs, num_bytes)
-
-    def _turn(self, client: str) -> asyncio.Lock:
-        return self._turns.setdefault(client, asyncio.Lock())
-
-    async def _encode_chat(
-        self,
-        messages: list[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        template_kwargs: Mapping[str, Any] | None,
-        num_bytes: int,
-    ) -> list[int]:
         if len(messages) > self._max_length:
             raise RequestError(f"messages: there are {len(messages)}; at most {self._max_length} are allowed")
         size = sum(len(str(message.get("content") or "")) for message in messages)
@@ -101,10 +88,14 @@ class TokenizerPool:
                     )
             return text
 
-        text = await asyncio.get_running_loop().run_in_executor(pool, render)
-        return await self._run(
-            text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        )
+        async with self._turn(client):
+            text = await asyncio.get_running_loop().run_in_executor(pool, render)
+            return await self._run(
+                text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            )
+
+    def _turn(self, client: str) -> asyncio.Lock:
+        return self._turns.setdefault(client, asyncio.Lock())
 
     async def _run(self, text: str, tokenize: Callable[[PreTrainedTokenizerBase, str], list[int]]) -> list[int]:
         """Runs `tokenize` on a thread; stops between chunks when the caller is cancelled."""

@@ -20,7 +20,7 @@ from dflash_trt.api.sampling_params import SAMPLER_FIELDS
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.disconnect import ClientDisconnected
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.requests import GenerationRequest
+from dflash_trt.runtime.server.request.generation_request import GenerationRequest
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.backend import Chunk
-from dflash_trt.runtime.server.response_bodies import DecodingStep, StepToken
+from dflash_trt.runtime.server.answer.bodies import DecodingStep, StepToken
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:

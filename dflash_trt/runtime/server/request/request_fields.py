@@ -38,16 +38,6 @@ TOOL = {
 LOGPROBS = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}, {"const": False}]}
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 RESPONSE_FORMAT = {"properties": {"type": {"enum": FORMATS}}, "required": ["type"]}
-STRUCTURED_OUTPUTS = {
-    "properties": {
-        "regex": {"type": "string"},
-        "choice": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        "json": {"type": ["object", "string"]},
-        "json_object": {"const": True},
-        "grammar": {"type": "string"},
-        "structural_tag": {"type": ["object", "string"]},
-    },
-}
 Message = Annotated[dict[str, Any], Meta(extra_json_schema=MESSAGE)]
 Tool = Annotated[dict[str, Any], Meta(extra_json_schema=TOOL)]
 Messages = Annotated[list[Message], Meta(min_length=1)]
@@ -69,6 +59,18 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """No effect."""
 
 
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rule that the text must match: exactly one of these, as in vLLM."""
+
+    regex: str | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    disable_any_whitespace: Annotated[bool, Meta(extra_json_schema={"const": False})] = False
+
+
 class GenerationBody(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields of completions and chats alike."""
 
@@ -83,7 +85,7 @@ class GenerationBody(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
     ignore_eos: bool = False
     logit_bias: Annotated[dict[int, float], Meta(max_length=1024)] | None = None
     response_format: Annotated[dict[str, Any], Meta(extra_json_schema=RESPONSE_FORMAT)] | None = None
-    structured_outputs: Annotated[dict[str, Any], Meta(extra_json_schema=STRUCTURED_OUTPUTS)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     draft_length: Annotated[int | None, Meta(description="Most draft tokens of a step; 0: no speculation.")] = None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from dflash_trt import __version__
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.request_span import RequestSpan
+from dflash_trt.runtime.server.telemetry.request_span import RequestSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

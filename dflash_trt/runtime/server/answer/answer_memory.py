@@ -19,9 +19,9 @@ STEP_TOKEN_BYTES = 512
 """Bytes of a token that `return_steps` lists."""
 
 
-def answer_bytes(num_prompt_tokens: int, params: SamplingParams, num_step_tokens: int = 0) -> int:
+def answer_bytes(num_prompt_tokens: int, max_tokens: int, params: SamplingParams, num_step_tokens: int = 0) -> int:
     """Most bytes of one answer; `num_step_tokens` are listed for each step, of which each may emit one token."""
     logprobs = (1 + params.top_logprobs) * LOGPROB_BYTES
     per_prompt_token = PROMPT_TOKEN_BYTES + logprobs * bool(params.prompt_logprobs)
     per_token = TOKEN_BYTES + logprobs * bool(params.logprobs) + num_step_tokens * STEP_TOKEN_BYTES
-    return num_prompt_tokens * per_prompt_token + params.max_tokens * per_token
+    return num_prompt_tokens * per_prompt_token + max_tokens * per_token

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bodies of requests: read, checked, and turned into what is generated."""
