@@ -19,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
@@ -219,7 +220,10 @@ def test_a_stop_token_cuts_inside_an_accepted_block(tmp_path: Path) -> None:
     cut = 0
     for stop in range(5):
         expected = plain_greedy(target, [3, 2, 3], 24, eos_ids=[stop])
-        ours = decode(session, [3, 2, 3], greedy(24, [stop]))
+        ours, decoder = session.request([3, 2, 3], greedy(24, [stop])), session.decoder()
+        decoder.run([ours])
+        counts = decoder.metrics()
+        assert (counts.output_tokens, counts.acceptance) == (len(expected), Acceptance.of(ours.steps))
         assert ours.token_ids == expected
         assert sum(len(step.token_ids) for step in ours.steps) == len(expected) - 1
         for step in ours.steps:
