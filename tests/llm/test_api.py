@@ -72,7 +72,8 @@ MESSAGES = [{"role": "user", "content": "def f("}]
 
 def test_the_package_lists_its_api() -> None:
     assert dir(dflash_trt) == [
-        "Chunk", "Completion", "DFlashError", "LLM", "RequestError", "SamplingParams", "__version__", "spec_generate",
+        "Chunk", "Completion", "DFlashError", "Grammar", "LLM", "RequestError", "SamplingParams", "__version__",
+        "spec_generate",
     ]  # fmt: skip
     assert issubclass(RequestError, dflash_trt.DFlashError)
     assert all(getattr(dflash_trt, name) for name in dir(dflash_trt))
@@ -150,7 +151,7 @@ def test_settings_come_as_users_have_them() -> None:
 
 
 def test_what_is_no_settings_is_refused(llm: LLM) -> None:
-    with pytest.raises(TypeError, match="max_token"):
+    with pytest.raises(RequestError, match="max_token: there is no such setting"):
         SamplingParams(max_token=2)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="sampling_params: expected SamplingParams, found 64"):
         llm.generate(PROMPTS[0], 64)  # type: ignore[arg-type]
