@@ -121,7 +121,7 @@ def parsers(config: CheckedConfig) -> Iterator[Finding]:
     """Parsers without which answers of the target are raw text: thoughts and tool calls among them."""
     runtime, known = config.schema.runtime, target_parsers(config.served.target or "")
     names = {"reasoning_parser": known.reasoning.get(runtime), "tool_call_parser": known.tool.get(runtime)}
-    if config.dynamo is not None:  # its frontend parses: a worker refuses the runtime's tool parser
+    if config.dynamo is not None:  # The frontend parses tool calls
         del names["tool_call_parser"]
         yield from _dynamo_flag(config, "parsers", "dyn_reasoning_parser", known.reasoning.get("dynamo"))
         yield from _dynamo_flag(config, "parsers", "dyn_tool_call_parser", known.tool.get("dynamo"))
