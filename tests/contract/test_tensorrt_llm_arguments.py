@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.drafter_contract import NEEDED
 from tests.contract.tensorrt_llm_arguments import main
-from tests.paths import REPOSITORY
 from tests.trtllm.fake_package import WORKER, write_package
 
 BROKEN = "raise RuntimeError('no CUDA')\n"
@@ -207,8 +205,6 @@ def test_a_tree_of_single_files_is_judged_as_far_as_it_goes(tmp_path: Path, caps
     ]  # fmt: skip
     assert WORKER_SECTION in said
     assert "written configurations, refused" not in said
-    page = (REPOSITORY / "docs" / "engine_mode.md").read_text()
-    assert all(f"`{name}`" in page for name in ("llmapi/llm_args.py", *(f"_torch/{name}" for name in NEEDED)))
 
 
 def test_without_a_directory_it_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
