@@ -55,6 +55,6 @@ def convert_command(request: ConversionRequest) -> None:
         click.echo(printable(f"changed: {change}"), err=True)
     print_and_refuse(str(file), PACKAGES[done.schema.runtime], judged(done.findings, {}, is_strict=request.is_strict))
     if not done.changes:
-        left = "; the findings above do not depend on the drafts and are left as they are" if done.findings else ""
+        left = "; the findings above are left: to mend them changes more than the drafts" if done.findings else ""
         click.echo(f"nothing to change{left}", err=True)
     click.echo(done.text, nl=False)

@@ -44,7 +44,9 @@ def file_configs(
         else:
             config = _named_config(read.document, schema, gpus=gpus, target=target, draft=draft)
         configs.append(
-            msgspec.structs.replace(config, reading=read.reading, environment=read.environment, is_whole=read.is_whole)
+            msgspec.structs.replace(
+                config, reading=read.reading, environment=read.environment, is_whole=read.is_whole, dynamo=read.dynamo
+            )
         )
     return configs
 

@@ -23,7 +23,12 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("-m", "dynamo.vllm"),
     ),
     "sglang": (("-m", "sglang.launch_server"), ("sglang", "serve"), ("-m", "dynamo.sglang")),
-    "trtllm": (("trtllm-serve", "serve"), ("trtllm-serve",), ("-m", "dynamo.trtllm")),
+    "trtllm": (
+        ("trtllm-serve", "serve"),
+        ("trtllm-serve",),
+        ("-m", "dynamo.trtllm"),
+        ("dflash_trt.trtllm", "dynamo.trtllm"),
+    ),
 }
 """Words that start a server of each runtime; Dynamo's workers take the arguments of theirs."""
 IMAGES = {"vllm": re.compile(r"\S*vllm[^/\s]*(?::\S+|@\S+)?")}

@@ -30,7 +30,7 @@ READING = ("unknown-key", "renamed-key", "ambiguous", "wrong-type", "unknown-val
 
 @pytest.mark.parametrize(("runtime", "text", "others"), COMMANDS)
 def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[str, ...], tmp_path: Path) -> None:
-    """Speculation is the draft's, all else as it was but what is said, and a check finds nothing that was not before.
+    """Speculation is the draft's, all else as it was but what is said; a check finds what was before, or asks the user.
 
     Flags of other releases, which no check knows, are refused by name; no other flag is, of the command as it was. A
     second conversion changes nothing.
@@ -57,7 +57,8 @@ def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[st
     flags = {word[2:].partition(".")[0].replace("-", "_") for word in lost if word.startswith("--")}
     assert {flag for flag in flags if not SPECULATION.fullmatch(flag)} <= changed
     warnings = [{(f.rule, f.key) for f in check(config) if f.severity == WARNING} for config in (before, after)]
-    assert {rule for rule, _ in warnings[1] - warnings[0]} <= {"draft-length"}  # a K that the command chose
+    # A K that the command chose, and whether answers are to think
+    assert {rule for rule, _ in warnings[1] - warnings[0]} <= {"draft-length", "chat-mode"}
     again = converted(done.text, **options)
     assert (again.changes, again.text) == ([], done.text)
     subprocess.run(["bash", "-n"], input=done.text, text=True, check=True)
@@ -142,7 +143,7 @@ def test_trtllm_with_its_file_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("caching", ["--enable-prefix-caching ", "--no-enable-prefix-caching ", ""])
 def test_a_command_that_drafts_already_gets_what_its_drafts_need(caching: str, tmp_path: Path) -> None:
-    """Findings that do not depend on drafts (parsers) are left, and stderr mentions them."""
+    """Findings whose mending changes more than the drafts (parsers) are left, and stderr mentions them."""
     spec = f'{{"method": "dflash", "model": "{QWEN}", "num_speculative_tokens": 15}}'
     (tmp_path / "run.sh").write_text(f"vllm serve Qwen/Qwen3-8B {caching}--speculative-config '{spec}'\n")
     result = run("serve-config", "--from", tmp_path / "run.sh", "--draft", QWEN)
@@ -150,7 +151,7 @@ def test_a_command_that_drafts_already_gets_what_its_drafts_need(caching: str, t
     assert "changed: enable_prefix_caching: false" in result.stderr or caching.startswith("--no-")
     assert "[prefix-reuse]" not in result.stderr
     assert "[parsers]" in result.stderr
-    assert ("findings above do not depend on the drafts" in result.stderr) == caching.startswith("--no-")
+    assert ("findings above are left" in result.stderr) == caching.startswith("--no-")
 
 
 YAML = (

@@ -197,9 +197,7 @@ def test_checkpoints_that_are_here(name: str) -> None:
     assert here.cache.num_full_layers + here.cache.num_sliding_layers == here.spec.num_hidden_layers
 
 
-@pytest.mark.parametrize(
-    "text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "B300x8", "b300x8 ", f"b300x{'9' * 5001}"]
-)
+@pytest.mark.parametrize("text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "b300x8 ", f"b300x{'9' * 5001}"])
 def test_gpus_that_are_not_known(text: str) -> None:
     with pytest.raises(ConfigError, match="mine: gpus: expected a GPU"):
         parse_gpus(text, "mine: gpus")
@@ -207,6 +205,7 @@ def test_gpus_that_are_not_known(text: str) -> None:
 
 def test_gpus() -> None:
     assert str(parse_gpus("rtxpro6000x4", "gpus")) == "rtxpro6000x4"
+    assert str(parse_gpus("B300x8", "gpus")) == str(parse_gpus("8xb300", "gpus")) == "b300x8"
     for whole, nodes in (("b300x64", 8), ("gb200x4", 1), ("gb200x8", 2), ("gb10x2", 2), ("a100-40gbx8", 1)):
         assert (parse_gpus(whole, "gpus").nodes, str(parse_gpus(whole, "gpus"))) == (nodes, whole)
     with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), or whole nodes up to 64, found 'b300x12'"):

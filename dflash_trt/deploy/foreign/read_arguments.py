@@ -13,6 +13,7 @@ from dflash_trt.deploy.finding import UNCHECKED, Finding
 from dflash_trt.deploy.flags import is_argument, parse_arguments
 from dflash_trt.deploy.foreign.argument_file import argument_words, with_argument_file
 from dflash_trt.deploy.foreign.containers import Found, manifest_kind, manifest_servers
+from dflash_trt.deploy.foreign.dynamo_words import dynamo_values
 from dflash_trt.deploy.foreign.named_file import unread_files
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.script import text_servers
@@ -54,6 +55,8 @@ class Arguments(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     is_whole: bool = True
     """Whether every file of arguments was opened."""
+    dynamo: dict[str, str] | None = None
+    """Values of Dynamo's own flags; None where Dynamo does not start it."""
 
 
 def read_arguments(text: str, file: Path, schema: Schema) -> list[Arguments]:
@@ -115,7 +118,8 @@ def _read_server(found: Found, file: Path, schema: Schema) -> Arguments:
         document.pop("config", None)
         findings = findings + parsed
     unread = unread_files(server, document)
-    return Arguments(document, [*found.findings, *findings, *unread], server.environment, is_whole)
+    reading = [*found.findings, *findings, *unread]
+    return Arguments(document, reading, server.environment, is_whole, dynamo_values(server))
 
 
 def _read_yaml(text: str, file: Path, schema: Schema) -> Arguments:

@@ -27,6 +27,8 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Findings from reading the arguments."""
     is_whole: bool = True
     """Whether every file of arguments was opened."""
+    dynamo: dict[str, str] | None = None
+    """Values of Dynamo's own flags, by name; None where Dynamo does not start the server."""
 
     def setting(self, path: str) -> Any:
         """The value at a dotted path, or the release's default."""

@@ -119,9 +119,12 @@ def _circumstances(config: CheckedConfig) -> Circumstances:
 
 def parsers(config: CheckedConfig) -> Iterator[Finding]:
     """Parsers without which answers of the target are raw text: thoughts and tool calls among them."""
-    runtime = config.schema.runtime
-    known = target_parsers(config.served.target or "")
+    runtime, known = config.schema.runtime, target_parsers(config.served.target or "")
     names = {"reasoning_parser": known.reasoning.get(runtime), "tool_call_parser": known.tool.get(runtime)}
+    if config.dynamo is not None:  # The frontend parses tool calls
+        del names["tool_call_parser"]
+        yield from _dynamo_flag(config, "parsers", "dyn_reasoning_parser", known.reasoning.get("dynamo"))
+        yield from _dynamo_flag(config, "parsers", "dyn_tool_call_parser", known.tool.get("dynamo"))
     for key, name in names.items():
         found = config.document.get(key)
         if name is None or found == name or key not in config.schema.properties():
@@ -131,13 +134,27 @@ def parsers(config: CheckedConfig) -> Iterator[Finding]:
 
 def chat_mode(config: CheckedConfig) -> Iterator[Finding]:
     """The server's default for thinking, where the draft was trained without it."""
-    key, runtime = "default_chat_template_kwargs", config.schema.runtime
-    if not needs_thinking_off(config.served.checkpoint) or key not in config.schema.properties():
+    key, runtime, draft = "default_chat_template_kwargs", config.schema.runtime, config.served.checkpoint
+    if not needs_thinking_off(draft):
+        return
+    why = f"{draft} was trained on answers without thinking"
+    if config.dynamo is not None:
+        yield from _dynamo_flag(config, "chat-mode", "dyn_default_thinking_mode", "disabled", f": {why}")
+        return
+    if key not in config.schema.properties():
         return
     found = config.document.get(key)
     if '"enable_thinking":false' not in "".join((found if isinstance(found, str) else json.dumps(found)).split()):
-        expected = f"{json.dumps(THINKING_OFF)}: {config.served.checkpoint} was trained on answers without thinking"
+        expected = f"{json.dumps(THINKING_OFF)}: {why}"
         yield warning("chat-mode", key, expected, found or "none", _fix(runtime, key, THINKING_OFF))
+
+
+def _dynamo_flag(config: CheckedConfig, rule: str, key: str, wanted: str | None, why: str = "") -> Iterator[Finding]:
+    """A flag of Dynamo's own, or its variable, with another value than `wanted`."""
+    found = (config.dynamo or {}).get(key) or config.environment.get(key.upper())
+    if wanted is not None and found != wanted:
+        expected = f"{wanted}{why or f' for {config.served.target}'}"
+        yield warning(rule, key, expected, found or "none", f"write --{key.replace('_', '-')} {wanted}")
 
 
 def _text(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import ConfigError
@@ -95,6 +96,32 @@ def test_dynamo_and_its_own_flags(tmp_path: Path) -> None:
     (config,) = file_configs(tmp_path / "run.sh", load_schema("sglang"))
     assert config.document == {"model_path": "m", "tp_size": 2}
     assert "endpoint, disagg_config" in config.reading[0].problem
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lacking"),
+    [
+        ("", "", {"dyn_reasoning_parser", "dyn_tool_call_parser", "dyn_default_thinking_mode"}),
+        ("", "--tool-call-parser qwen --dyn-reasoning-parser=qwen3 --dyn-default-thinking-mode disabled",
+         {"dyn_tool_call_parser"}),
+        ("DYN_TOOL_CALL_PARSER=hermes", "--dyn-reasoning-parser kimi_k25 --dyn-default-thinking-mode disabled",
+         {"dyn_reasoning_parser"}),
+        ("DYN_DEFAULT_THINKING_MODE=disabled", "--dyn-reasoning-parser qwen3 --dyn-tool-call-parser hermes", set()),
+    ],
+)  # fmt: skip
+def test_dynamo_parses_answers_itself(before: str, after: str, lacking: set[str], tmp_path: Path) -> None:
+    draft = "--speculative-algorithm DFLASH --speculative-draft-model-path z-lab/Qwen3-8B-DFlash-b16"
+    command = f"{before} python -m dynamo.sglang --model-path Qwen/Qwen3-8B --reasoning-parser qwen3 {draft} {after}"
+    (tmp_path / "run.sh").write_text(command)
+    (config,) = file_configs(tmp_path / "run.sh", load_schema("sglang"))
+    found = [each for each in check(config) if each.rule in ("parsers", "chat-mode", "dynamo")]
+    assert {each.key for each in found} == lacking
+    assert all(each.fix.startswith(f"write --{each.key.replace('_', '-')} ") for each in found)
+
+
+def test_a_graph_of_engine_mode_is_read(tmp_path: Path) -> None:
+    command = ["python", "-m", "dflash_trt.trtllm", "dynamo.trtllm", "--model-path", "m", "--max-batch-size", "8"]
+    assert documents(tmp_path, pod(image="i", command=command), runtime="trtllm") == [{"max_batch_size": 8}]
 
 
 def test_commands_without_a_server_of_their_own(tmp_path: Path) -> None:
