@@ -254,7 +254,7 @@ def test_sizes_of_bodies_are_checked(size: str) -> None:
 
 
 def test_requests_have_ids(live: Live, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="dflash_trt.runtime.server")
+    caplog.set_level("DEBUG", logger="dflash_trt.runtime.server")
     assert live.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert len(live.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
     until(lambda: "id abc-1" in caplog.text)
