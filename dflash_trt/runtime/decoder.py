@@ -261,8 +261,7 @@ class Decoder:
 
     def _end(self, request: Request, slot: int | None, reason: FinishReason) -> None:
         """Ends a request that has not ended yet, counts and reports it, and frees its slot."""
-        request.finish(reason)
-        self._totals.finished[reason] += 1
+        self._totals.finished[request.finish(reason)] += 1
         if slot is not None:
             self._release(slot)
         request.report()
