@@ -270,6 +270,8 @@ class Decoder:
         self.runner.release(slot)
         self.slots.free(slot)
         del self.running[slot]
+        if not self.running:
+            self._drafts = None  # of requests that are cancelled
 
 
 def _decoding(running: Mapping[int, Request]) -> dict[int, Request]:
