@@ -82,18 +82,24 @@ class Decoder:
 
     def _admit(self) -> None:
         """Gives slots and pages to waiting requests while there is room, or while it is fair to make room."""
-        while self.waiting and self._admit_one():
+        preempted = list[Request]()
+        while self.waiting and self._admit_one(preempted):
             pass
+        for request in preempted:  # not before, as a request that left a slot must not take it again
+            self.waiting.put_back(request)
 
-    def _admit_one(self) -> bool:
+    def _admit_one(self, preempted: list[Request]) -> bool:
         """Admits a request, or takes a slot from another one; False if neither is possible before the next step."""
         running = [*self.running.values()]
         for request in self.waiting.heads(running):
+            can_start = not self.slots.is_computing(request.cacheable_ids)  # otherwise its prefix can soon be shared
             if not self.slots.has_room(request.max_length):
-                if (other := to_preempt(running, request.client)) is not None:
+                other = to_preempt(running, request.client) if can_start else None
+                if other is not None:
                     self._preempt(other)
+                    preempted.append(other)
                 return other is not None
-            if not self.slots.is_computing(request.cacheable_ids):  # otherwise its prefix can soon be shared
+            if can_start:
                 self._start(request)
                 return True
         return False
@@ -115,7 +121,6 @@ class Decoder:
         """Takes a request's slot; its next turn reads the tokens so far again, most of them from the prefix cache."""
         self._release(next(slot for slot, running in self.running.items() if running is request))
         request.restart()
-        self.waiting.put_back(request)
 
     def _taking_part(self) -> Mapping[int, Request]:
         """Running requests of the clients that take part in the step."""
@@ -256,8 +261,7 @@ class Decoder:
 
     def _end(self, request: Request, slot: int | None, reason: FinishReason) -> None:
         """Ends a request that has not ended yet, counts and reports it, and frees its slot."""
-        request.finish(reason)
-        self._totals.finished[reason] += 1
+        self._totals.finished[request.finish(reason)] += 1
         if slot is not None:
             self._release(slot)
         request.report()
@@ -266,6 +270,8 @@ class Decoder:
         self.runner.release(slot)
         self.slots.free(slot)
         del self.running[slot]
+        if not self.running:
+            self._drafts = None  # of requests that are cancelled
 
 
 def _decoding(running: Mapping[int, Request]) -> dict[int, Request]:

@@ -68,7 +68,7 @@ class ModelRunner:
             rollback(segment.slot, len(segment.token_ids) - count)
         if self._drafter is not None:
             self._inject(self._drafter, num_tokens)
-        self._tapped = ()
+        self._segments, self._tapped = (), ()  # an idle runner keeps no request in memory
 
     @torch.inference_mode()
     def _inject(self, drafter: Drafter, num_tokens: Sequence[int]) -> None:

@@ -149,14 +149,15 @@ class Request:
         if not self.token_ids:
             self.prompt_logprobs, self.prompt_top_logprobs = [], []
 
-    def finish(self, reason: FinishReason) -> None:
-        """Ends the answer."""
+    def finish(self, reason: FinishReason) -> FinishReason:
+        """Ends the answer; returns the reason, which may be a stop text at its very end."""
         if self.text is not None:
             self.text.close()
             if reason is FinishReason.LENGTH and self.text.stopped_by is not None:  # with an incomplete character
                 reason = FinishReason.STOP
         self.finished = reason
         self.ended = time.perf_counter()
+        return reason
 
     def report(self) -> None:
         """Calls `on_progress`: there are new tokens, or the answer has ended."""

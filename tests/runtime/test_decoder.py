@@ -119,6 +119,18 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
     assert "logits of output token 6" in str(request.error)
 
 
+def test_an_answer_is_counted_by_the_reason_that_it_reports() -> None:
+    """A stop text in the last, incomplete character ends an answer that has all its tokens."""
+    session = open_session(trained_engine("tiny-qwen3"), str(FIXTURES / "tiny-qwen3"))
+    assert session.tokenizer is not None
+    byte = session.tokenizer("🙂")["input_ids"][0]
+    params = SamplingParams(max_tokens=1, stop="\ufffd", logit_bias={byte: 100})
+    request, decoder = session.request(PROMPTS[0], params), session.decoder()
+    decoder.run([request])
+    assert request.finished is FinishReason.STOP
+    assert decoder.metrics().finished == {FinishReason.STOP: 1}
+
+
 def first_of_the_largest(row: list[float]) -> int:
     """A NaN is larger than all."""
     for place, value in enumerate(row):

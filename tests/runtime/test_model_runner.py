@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import defaultdict
 
 import pytest
@@ -13,8 +15,10 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime import model_runner
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment
+from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
 
@@ -66,3 +70,15 @@ def test_the_context_is_that_of_the_committed_tokens(
             for found, expected in zip(contexts[slot], drafter.cache.rows(0), strict=True):
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
             runner.release(0)
+
+
+def test_a_runner_between_steps_keeps_no_request(session: Session) -> None:
+    def report(request: Request) -> None:
+        """Stands for what a caller holds by it."""
+
+    kept = weakref.ref(report)
+    decoder = session.decoder()
+    decoder.run([session.request([*range(5, 20)], greedy(4), report)])
+    del report
+    gc.collect()
+    assert kept() is None

@@ -102,6 +102,35 @@ def chats(session: Session, rng: random.Random, count: int) -> Iterator[tuple[li
         yield begin + [rng.randrange(5, 200) for _ in range(rng.choice((0, 1, 5, P)))], rng.choice((1, 2, 9, 40))
 
 
+class CountingRunner(ModelRunner):
+    """Fails when slots are given out without end."""
+
+    num_reserved = 0
+
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        self.num_reserved += 1
+        assert self.num_reserved < 20, "requests displace each other in turn"
+        super().reserve(slot, pages, num_tokens)
+
+
+def test_a_request_that_waits_for_its_prefix_displaces_nobody(session: Session) -> None:
+    """Its client has none, but what left a slot for it would take it again, without end within one step."""
+    long, runner = texts(session)[0], CountingRunner(session.target, session.drafter)
+    decoder = caching(session, num_pages=12, chunk=8, runner=runner)
+    asked = [(long, 3), ([*range(5, 15)], 20), (long, 3)]
+    requests = [session.request(prompt, greedy(length)) for prompt, length in asked]
+    for request, client in zip(requests, ("many", "many", "few"), strict=True):
+        request.client = client
+    for request in requests:
+        decoder.add(request)
+        decoder.step()
+    assert [*decoder.running.values()] == requests[:2]
+    drive(decoder, [])
+    assert requests[2].num_cached_tokens == 5 * P
+    for request, (prompt, length) in zip(requests, asked, strict=True):
+        assert request.token_ids == alone(session, prompt, length).token_ids
+
+
 @pytest.mark.parametrize("session", [("tiny-gpt-oss", "float32"), IN_BF16], indirect=True)
 def test_the_next_turn_computes_what_is_new(session: Session) -> None:
     """The prompt's and the answer's full pages are there, of target and drafter; steps are those of a cold run."""
