@@ -311,6 +311,6 @@ def test_the_page_runs(package: Package, config: Path, capsys: pytest.CaptureFix
     code = code.replace('"gpt-oss-120b.b300x8.latency"', repr(str(config)))
     exec(compile(code, "docs/trtllm_python.md", "exec"), {"__name__": "__main__"})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.count("<") for line in lines] == [8, 8, 8, 8]
+    assert [line.count("<") for line in lines] == [8, 8, 8]
     assert lines[0].endswith(" length 3.0")
     assert package.events == ["open DFlash", "close DFlash"]
