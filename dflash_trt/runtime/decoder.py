@@ -271,7 +271,7 @@ class Decoder:
         self.slots.free(slot)
         del self.running[slot]
         if not self.running:
-            self._drafts = None  # of requests that are cancelled
+            self._drafts = None  # cancelled requests may have left some
 
 
 def _decoding(running: Mapping[int, Request]) -> dict[int, Request]:

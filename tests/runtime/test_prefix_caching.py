@@ -114,7 +114,7 @@ class CountingRunner(ModelRunner):
 
 
 def test_a_request_that_waits_for_its_prefix_displaces_nobody(session: Session) -> None:
-    """Its client has none, but what left a slot for it would take it again, without end within one step."""
+    """A request that left a slot for it would take the slot again, without end within one step."""
     long, runner = texts(session)[0], CountingRunner(session.target, session.drafter)
     decoder = caching(session, num_pages=12, chunk=8, runner=runner)
     asked = [(long, 3), ([*range(5, 15)], 20), (long, 3)]
