@@ -122,7 +122,7 @@ bench-run: export OMP_NUM_THREADS = 1
 bench-run: demo  ## measure the run of `make bench-report` anew, on an otherwise idle CPU; needs AIPerf on PATH
 	rm -rf build/bench-run && $(BIN)/dflash-trt bench run --engine $(DEMO) --target tests/fixtures/tiny-gpt-oss \
 	--prompts tests/fixtures/prompts.jsonl --template completions --max-tokens 96 --ignore-eos --num-prompts 64 \
-	--concurrency 1,2,4,8 --draft-length 7 --hardware "$$(nproc) CPU cores" -o build/bench-run
+	--concurrency 1,2,4,8 --draft-length 7 --hardware "$$(nproc --all) CPU cores" -o build/bench-run
 	rm -rf build/bench-run/points/*/aiperf tests/fixtures/bench-run && cp -r build/bench-run tests/fixtures/bench-run
 	$(MAKE) bench-report
 
