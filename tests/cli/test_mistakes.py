@@ -94,7 +94,7 @@ MISTAKES = {
     "serve-config openai/gpt-oss-120b --gpus b301x8 --runtime vllm": "(nearest GPU: b300)",
     "serve-config openai/gpt-oss-120b --gpus b300 --runtime vllm": "b300x1 is one of them",
     "serve-config openai/gpt-oss-120b --gpus b300x7 --runtime vllm": "expected a divisor of the 64 attention heads",
-    "serve-config openai/gpt-oss-120b --gpus rtx5090x1 --runtime vllm": "use more or larger GPUs",
+    "serve-config openai/gpt-oss-120b --gpus rtx5090x1 --runtime vllm": "use at least rtx5090x4, with",
     f"serve-config {DEPLOYMENT} --runtime vllm --check DIR/text.txt": "expected a mapping of vllm's arguments",
     f"estimate {DEPLOYMENT} --tau 0.5": "tau: expected 1 to 10",
     "bench run --endpoint a --prompts gsm8k -o DIR/run": "expected NAME=URL, found 'a'",
