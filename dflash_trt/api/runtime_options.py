@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from dflash_trt.api.fields import Bounds, checked_number, descriptions, number_fields, refusal
+from dflash_trt.api.fields import Bounds, checked_number, descriptions, metavars, number_fields, refusal
 from dflash_trt.api.known_settings import KnownSettings
 from dflash_trt.errors import MissingDependencyError
 
@@ -82,6 +82,7 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
 NUMBERS = number_fields(RuntimeOptions)
 CHOICES = {name: get_args(kind) for name, kind in get_type_hints(RuntimeOptions).items() if get_origin(kind) is Literal}
 DESCRIPTIONS = descriptions(RuntimeOptions)
+METAVARS = metavars(RuntimeOptions)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

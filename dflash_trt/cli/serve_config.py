@@ -47,7 +47,9 @@ Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
               help="Write to this file, and print the steps from it to a served answer.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="Write an sbatch script or Kubernetes manifests.")
 @click.option(
-    "--image", help="Container image; the runtime's own release unless given; none: Slurm without containers."
+    "--image",
+    metavar="IMAGE",
+    help="Container image; the runtime's own release unless given; none: Slurm without containers.",
 )
 @click.option("--models", metavar="DIR", help="Directory of the weights in the cluster. Default: /models.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Servers in the cluster. Default: 1.")
@@ -55,11 +57,14 @@ Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--from", "command", metavar="FILE|-", type=click.Path(path_type=Path, allow_dash=True),
               help="Write this launch command again, with --draft in the place of its speculation.")  # fmt: skip
-@click.option("--version", help="Release of the runtime; checked by the nearest that is known. Default: the newest.")
+@click.option("--version", metavar="VERSION",
+              help="Release of the runtime; checked by the nearest that is known. Default: the newest.")  # fmt: skip
 @source_options
 @click.option("--gpus", type=GPUS, help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
 @gpu_facts_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
+@click.option(
+    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address that the server binds."
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
               help="Port that the server binds.")  # fmt: skip
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
