@@ -57,7 +57,7 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
     ] = "auto"
     dtype: Annotated[
         Dtype,
-        Meta(description="Type to compute the target in; auto: on a GPU the checkpoint's own, on a CPU float32."),
+        Meta(description="Type to compute the target in; auto: bfloat16 for BF16 checkpoints on a GPU, else float32."),
     ] = "auto"
     acceptance_rule: Annotated[
         str,
