@@ -100,7 +100,7 @@ def _servers(
         raise click.UsageError("--runtime, --draft and --against are for a deployment; an engine is served here")
     if not Path(source).is_dir():
         raise ConfigError(
-            f"{source}: expected an engine directory or a deployment, found neither",
+            f"{source} is neither an engine directory nor a deployment",
             hint=next_commands(source)
             or "`make demo` builds the engine `demo`; dflash-trt serve-config --list shows deployments",
         )
