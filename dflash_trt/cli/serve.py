@@ -87,6 +87,7 @@ def serve(
     from dflash_trt.runtime.ranks.join import join
     from dflash_trt.runtime.server.access import ApiKeys
     from dflash_trt.runtime.server.app import make_app
+    from dflash_trt.runtime.server.connections.acceptor import BACKLOG
     from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
     from dflash_trt.runtime.server.connections.sockets import bind, max_connections
     from dflash_trt.runtime.server.telemetry.log import set_up_logging
@@ -131,6 +132,7 @@ def serve(
             )
             set_up_logging()
             shown = f"[{host}]" if ":" in host else host
+            listening.listen(BACKLOG)  # a client that read the next line may connect at once
             _say(f"serving {name} on http://{shown}:{listening.getsockname()[1]}")
             is_loopback = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
             hosts = allowed_host if is_loopback or allowed_host else None
