@@ -35,7 +35,7 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
         int | str,
         Meta(
             description="Draft tokens to verify in a step: auto (the fastest, by measured steps and acceptance), a"
-            " number, 0 for plain decoding, or 1:7,8:3 (by batch size). A request may ask for its own.",
+            " number, 0 for no speculation, or 1:7,8:3 (by batch size). A request may ask for its own.",
             extra={"metavar": "LENGTH"},
         ),
     ] = "auto"

@@ -41,7 +41,7 @@ def estimate(
     routing: str, batch: int, replicas: int, target: str | None, draft: str | None, shows_all: bool, as_json: bool,
     plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
-    """Predict a deployment's performance: throughput per GPU against the speed of a user for plain decoding, MTP where
+    """Predict a deployment's performance: throughput per GPU against a user's speed, without speculation, MTP where
     its acceptance is known, EAGLE-3 and DFlash, beside what is published; with --all also steps, memory and limits.
 
     CONFIG is a deployment file or the name of a shipped one. Nothing is measured here: docs/estimate.md has the

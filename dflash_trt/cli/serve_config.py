@@ -82,10 +82,10 @@ def serve_config(**parameters: Any) -> None:
 
     SOURCE is a deployment, by its file or by a name that --list shows, or with --target and --gpus an engine
     directory or draft checkpoint; --target is not needed for a draft or target that `dflash-trt drafts` knows. The
-    command that starts the server goes to stderr; with -o, stdout has all steps
-    to an answer, as a shell script. With --check, report every problem of an existing FILE; SOURCE then says what it
-    is deployed on. With --from, change the speculation of an existing command, plain or EAGLE-3, and what DFlash needs
-    besides: stderr lists each change with its reason, the rest stays as it is written.
+    command that starts the server goes to stderr; with -o, stdout has all steps to an answer, as a shell script. With
+    --check, report every problem of an existing FILE; SOURCE then says what it is deployed on. With --from, change an
+    existing command, with EAGLE-3 or without speculation, to DFlash: stderr lists each change with its reason, the
+    rest stays as it is written.
 
     \b
     Example:
