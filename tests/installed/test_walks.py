@@ -3,7 +3,7 @@
 
 Each walk has a clone and an environment of its own, and no variables but pip's and a proxy's. It installs as README
 says and stops where a GPU begins, or a network beyond the package index; fixtures stand for models that would be
-downloaded. What is replaced or left out stands in the walk.
+downloaded. Each walk lists the words that it replaces and the commands that it leaves out.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Newcomer:
         return subprocess.Popen(command, cwd=self.clone, env=self.environment, text=True, **pipes)
 
     def run(self, script: str) -> str:
-        """What the commands write, stderr included; they stop at the first that fails."""
+        """Output of the commands, stderr included; the first one that fails ends them."""
         process = self.start(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         said, _ = process.communicate(timeout=4 * PATIENCE)
         assert process.returncode == 0, said[-5000:]
