@@ -17,6 +17,8 @@ from tests.paths import FIXTURES, REPOSITORY
 from tests.runtime.server.live import started
 from tests.test_readme import FENCE
 
+pytestmark = pytest.mark.full
+
 SCRIPTS = {
     "deploy": (),
     "own_draft": (FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"),
@@ -50,7 +52,6 @@ def alone(programs: Path, folder: Path, *command: object) -> str:
     return run("env", "-i", f"PATH={programs}:/usr/bin:/bin", f"HOME={folder}", *command, cwd=folder)
 
 
-@pytest.mark.full
 def test_the_wheel_says_its_commit(programs: Path, tmp_path: Path) -> None:
     recorded = os.environ.get("DFLASH_COMMIT") or commit()
     lines = alone(programs, tmp_path, "dflash-trt", "--version").splitlines()
@@ -60,7 +61,6 @@ def test_the_wheel_says_its_commit(programs: Path, tmp_path: Path) -> None:
     assert Path(place.strip()).is_relative_to(programs.parent)
 
 
-@pytest.mark.full
 def test_the_wheel_names_whose_code_it_holds(programs: Path) -> None:
     with zipfile.ZipFile(wheel(programs.parent)) as files:
         folder = f"dflash_trt-{__version__}.dist-info/licenses"
@@ -69,7 +69,6 @@ def test_the_wheel_names_whose_code_it_holds(programs: Path) -> None:
     assert all(owner in notice for owner in ("Wenzel Jakob", "Thibaut Goetghebuer-Planchon", "NVIDIA CUDA Runtime"))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script(name: str, programs: Path, tmp_path: Path) -> None:
     alone(programs, tmp_path, "bash", REPOSITORY / "tests" / "installed" / f"{name}.sh", *SCRIPTS[name])
@@ -84,7 +83,6 @@ def walk(programs: Path, folder: Path, page: str, heading: str, substitutes: dic
     return alone(programs, folder, "bash", "-euo", "pipefail", "-c", script)
 
 
-@pytest.mark.full
 def test_swapping_eagle3(programs: Path, tmp_path: Path) -> None:
     """The command is converted without the hub, its other words as they were; then a GPU begins."""
     said = walk(programs, tmp_path, "swap_eagle3.md", "# Swap EAGLE-3", {})
@@ -94,7 +92,6 @@ def test_swapping_eagle3(programs: Path, tmp_path: Path) -> None:
     assert before.splitlines()[0].replace("8001", "8002") == after.splitlines()[0]
 
 
-@pytest.mark.full
 def test_a_slow_endpoint(programs: Path, tmp_path: Path) -> None:
     """An operator with `observe` alone asks a server that runs in another environment, and later asks again."""
     with started(trained_engine("tiny-gpt-oss"), FIXTURES / "tiny-gpt-oss", tmp_path / "log") as server:
@@ -104,7 +101,6 @@ def test_a_slow_endpoint(programs: Path, tmp_path: Path) -> None:
     assert said.count("nothing wrong in") == 2
 
 
-@pytest.mark.full
 def test_plans_for_a_card_at_home(programs: Path, tmp_path: Path) -> None:
     """A machine without a GPU builds the plans; then the card begins."""
     pair = {
