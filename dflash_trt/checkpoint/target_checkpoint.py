@@ -83,7 +83,7 @@ def read_target_spec(config: Facts) -> tuple[TargetSpec, Facts]:
     refuse_stranger(config)
     if is_draft(config):
         hint = "give --target the model that the draft was trained for"
-        raise CheckpointError(f"{config.file.parent}: expected a target, found a DFlash draft", hint=hint)
+        raise CheckpointError(f"{config.file.parent} is a DFlash draft, not a target", hint=hint)
     text = config.section("text_config") if "text_config" in config else config
     spec = TargetSpec(
         model_type=config.text("model_type"),

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.deploy.gpus import Gpus, counts
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes
@@ -205,6 +206,23 @@ def request_bytes(load: ServingLoad, schema: Schema) -> int | None:
         ranks = ranks if is_dense(load, schema) else load.num_ranks
         rows = load.draft_sizes.spec.context_bytes_per_token(fp8=is_fp8_context(load, schema), num_ranks=ranks)
     return cache + load.max_seq_len * rows
+
+
+def smallest_gpus(load: ServingLoad, schema: Schema) -> Gpus | None:
+    """The fewest GPUs of the load's model on which it fits, tensor-parallel over all; None if no number is enough.
+
+    Smaller numbers than the load's ranks, and those that do not divide the heads of target and draft, are left out.
+    """
+    heads = [load.target_sizes.num_attention_heads or 0 if load.target_sizes else 0]
+    heads += [load.draft_sizes.spec.num_attention_heads] if load.draft_sizes else []
+    for count in counts(load.gpus.gpu):
+        if count <= load.tensor_parallel or any(each % count for each in heads):
+            continue
+        gpus = Gpus(load.gpus.gpu, count)
+        ranks = 1 if load.enable_attention_dp or (load.mode == "engine" and load.num_ranks == 1) else count
+        if _fits(msgspec.structs.replace(load, gpus=gpus, tensor_parallel=count, num_ranks=ranks), schema):
+            return gpus
+    return None
 
 
 def _context_row_bytes(load: ServingLoad, schema: Schema) -> int:

@@ -74,7 +74,7 @@ class Decoder:
             return
         logits = self.runner.verify(parts)
         accepted = accept_parts(parts, logits)
-        num_taken = self._commit(parts, accepted)
+        num_taken = self._commit(parts, chunks, accepted)
         self._observe(blocks, chunks, accepted)
         self._draft_ahead()
         self._count(parts, accepted, num_taken)
@@ -149,19 +149,23 @@ class Decoder:
 
     def _prompt_chunks(self, running: Mapping[int, Request]) -> list[StepInput]:
         """The next tokens of unfinished prompts: an equal share for each client, its oldest request first."""
-        reading = [each for each in running.items() if each[1].num_prefilled < len(each[1].context_ids)]
+        reading = [(slot, request) for slot, request in running.items() if not request.is_prefilled]
         sizes = split_room(self._prefill_chunk, [(request.client, request.num_unread) for _, request in reading])
         return [StepInput.chunk(*each, size) for each, size in zip(reading, sizes, strict=True) if size]
 
-    def _commit(self, parts: Sequence[StepInput], accepted: Sequence[list[int]]) -> list[int]:
+    def _commit(
+        self, parts: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[list[int]]
+    ) -> list[int]:
         """Rolls back what was rejected; the rest is in both caches, and in the answers up to a token that ends them.
 
         Returns how many tokens each answer took.
         """
         self.runner.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
+        for chunk in chunks:
+            chunk.request.num_prefilled += len(chunk.token_ids)
         now = time.perf_counter()
         return [
-            part.request.append(tokens, part.drafted, now) if part.num_logits > part.num_prompt_logits else 0
+            part.request.append(tokens, part.drafted, now) if part.num_drawn else 0
             for part, tokens in zip(parts, accepted, strict=True)
         ]
 
@@ -169,8 +173,6 @@ class Decoder:
         self, blocks: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[Sequence[int]]
     ) -> None:
         """Tells the policies what the step did, but for blocks without a token, and what it cost."""
-        for chunk in chunks:
-            chunk.request.num_prefilled += len(chunk.token_ids)
         drafted = [(block.drafted, tokens) for block, tokens in zip(blocks, accepted, strict=False) if tokens]
         record = StepRecord(
             proposed=[0 if drafts.is_forced else len(drafts.token_ids) for drafts, _ in drafted],
@@ -277,7 +279,5 @@ class Decoder:
 def _decoding(running: Mapping[int, Request]) -> dict[int, Request]:
     """Requests whose prompts have been read and whose answers go on, by slot, in the order of slots."""
     return {
-        slot: request
-        for slot in sorted(running)
-        if (request := running[slot]).num_prefilled == len(request.context_ids) and request.ending is None
+        slot: request for slot, request in sorted(running.items()) if request.is_prefilled and request.ending is None
     }

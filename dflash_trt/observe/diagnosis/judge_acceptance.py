@@ -76,7 +76,7 @@ def low_acceptance(
         return [finding(kind, "acceptance below what is published", figure, *_by_position(short))]
     most = min(POOREST, POOREST_SHARE * (draft_length or short.draft_length or 1))
     if len(values) >= MIN_SAMPLES and upper_bound(values) < most:
-        figure = f"{tau_text(short)}, where the poorest healthy uses of DFlash have {1 + most:.1f}"
+        figure = f"{tau_text(short)}, below the lowest published for DFlash, {1 + most:.1f}"
         return [finding(kind, "acceptance low", figure, *_by_position(short))]
     return []
 
