@@ -45,7 +45,11 @@ def running_servers(
         method = BenchMethod(
             name=name, url=client.url, runtime=runtime.kind, runtime_version=runtime.version, model=runtime.model
         )
-        yield MethodServer(method, partial(nullcontext, client.url))
+        yield MethodServer(method, partial(_elsewhere, client.url))
+
+
+def _elsewhere(url: str) -> AbstractContextManager[str]:
+    return nullcontext(url)
 
 
 def engine_servers(
