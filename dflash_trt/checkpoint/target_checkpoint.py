@@ -125,7 +125,5 @@ def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Stored
         names, known = ", ".join(table.name for table in tables), ", ".join(f"*{name}" for name in EMBEDDINGS)
         raise CheckpointError(f"{directory}: expected one input embedding, named {known}; found {names or 'none'}")
     if tables[0].shape != shape:
-        raise CheckpointError(
-            f"{tables[0].file}: tensor {tables[0].name!r}: expected shape {list(shape)}, found {list(tables[0].shape)}"
-        )
+        raise tables[0].error(f"shape {list(shape)}", str(list(tables[0].shape)))
     return tables[0]

@@ -7,7 +7,7 @@ Estimates from sizes, not measurements. The memory that TensorRT-LLM sets aside 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from typing import Literal
 
 import msgspec
@@ -136,8 +136,8 @@ def gpu_memory(load: ServingLoad, schema: Schema) -> GpuMemory:
         largest_fraction=max(0.0, 1 - late / free) if free > 0 else 0.0,
         fits=_fits(load, schema),
         is_estimate=not _fits(load, schema) and _fits(load, schema, spared=ACTIVATION_RESERVE_BYTES),
-        largest_batch=_largest(lambda n: _fits(msgspec.structs.replace(load, max_batch_size=n), schema), MAX_BATCH),
-        largest_context=_largest(lambda n: _fits(msgspec.structs.replace(load, max_seq_len=n), schema), MAX_TOKENS),
+        largest_batch=_largest(load, schema, "max_batch_size", MAX_BATCH),
+        largest_context=_largest(load, schema, "max_seq_len", MAX_TOKENS),
     )
 
 
@@ -240,10 +240,7 @@ def _fits(load: ServingLoad, schema: Schema, spared: int = 0) -> bool:
     return free >= 0 and int(free * pool_fraction(load, schema)) >= (request_bytes(load, schema) or 0)
 
 
-def _largest(fits: Callable[[int], bool], bound: int) -> int:
-    """The largest number from 1 to `bound` that fits; what fits a number fits every smaller one."""
-    low, high = 0, bound
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+def _largest(load: ServingLoad, schema: Schema, size: str, bound: int) -> int:
+    """The largest `size` from 1 to `bound` that fits, as all smaller ones do; 0 if none does."""
+    sizes = range(1, bound + 1)
+    return bisect_left(sizes, True, key=lambda n: not _fits(msgspec.structs.replace(load, **{size: n}), schema))

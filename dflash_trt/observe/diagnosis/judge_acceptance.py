@@ -62,11 +62,7 @@ def low_acceptance(
         return found
     values = short.pooled_values
     if len(values) >= MIN_SAMPLES and upper_bound(values) < NEAR_ZERO:
-        figure = f"{tau_text(short)}: nearly every draft is rejected"
-        names: tuple[str, ...] = (
-            "layout", "pairing", "scales", "projections", "cache", "taps", "head", "k_norm", "block", "pair",
-        )  # fmt: skip
-        return [finding(kind, "acceptance near zero", figure, *names)]
+        return [near_zero(kind, tau_text(short))]
     if baseline is not None and (found := _below_baseline(kind, short, baseline)):
         return found
     if expected_tau is not None and values and is_share_below(values, [expected_tau - 1] * len(values), 1 - PAIRED):
@@ -83,6 +79,12 @@ def low_acceptance(
         figure = f"{tau_text(short)}, below the lowest published for DFlash, {1 + most:.1f}"
         return [finding(kind, "acceptance low", figure, *_by_position(short))]
     return []
+
+
+def near_zero(kind: ServerKind, tau: str) -> EndpointFinding:
+    """The finding for a server that rejects nearly every draft; `tau` is its acceptance length, in words."""
+    names = ("layout", "pairing", "scales", "projections", "cache", "taps", "head", "k_norm", "block", "pair")
+    return finding(kind, "acceptance near zero", f"{tau}: nearly every draft is rejected", *names)
 
 
 def in_doubt(
