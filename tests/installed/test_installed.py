@@ -14,6 +14,8 @@ from dflash_trt import __version__
 from dflash_trt.cli.version import commit
 from tests.paths import FIXTURES, REPOSITORY
 
+pytestmark = pytest.mark.full
+
 SCRIPTS = {
     "deploy": (),
     "own_draft": (FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"),
@@ -47,7 +49,6 @@ def alone(programs: Path, folder: Path, *command: object) -> str:
     return run("env", "-i", f"PATH={programs}:/usr/bin:/bin", f"HOME={folder}", *command, cwd=folder)
 
 
-@pytest.mark.full
 def test_the_wheel_says_its_commit(programs: Path, tmp_path: Path) -> None:
     recorded = os.environ.get("DFLASH_COMMIT") or commit()
     lines = alone(programs, tmp_path, "dflash-trt", "--version").splitlines()
@@ -57,7 +58,6 @@ def test_the_wheel_says_its_commit(programs: Path, tmp_path: Path) -> None:
     assert Path(place.strip()).is_relative_to(programs.parent)
 
 
-@pytest.mark.full
 def test_the_wheel_names_whose_code_it_holds(programs: Path) -> None:
     with zipfile.ZipFile(wheel(programs.parent)) as files:
         folder = f"dflash_trt-{__version__}.dist-info/licenses"
@@ -66,7 +66,6 @@ def test_the_wheel_names_whose_code_it_holds(programs: Path) -> None:
     assert all(owner in notice for owner in ("Wenzel Jakob", "Thibaut Goetghebuer-Planchon", "NVIDIA CUDA Runtime"))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script(name: str, programs: Path, tmp_path: Path) -> None:
     alone(programs, tmp_path, "bash", REPOSITORY / "tests" / "installed" / f"{name}.sh", *SCRIPTS[name])
