@@ -318,15 +318,6 @@ def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
         assert [f.severity for f in check(config_of(wary, runtime)) if f.rule == "remote-code"] == [ERROR]
 
 
-def test_tensorrt_llm_gets_a_dense_copy_of_the_gpt_oss_draft() -> None:
-    """TensorRT-LLM refuses layers of model_type gpt_oss; the other runtimes load the draft itself."""
-    name = "gpt-oss-120b.b300x8.latency"
-    assert rendered(name, "trtllm").arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b-DFlash-bf16"
-    (finding,) = [finding for finding in findings(name, "trtllm") if finding.rule == "backbone"]
-    assert finding.fix == "dflash-trt quantize z-lab/gpt-oss-120b-DFlash --recipe bf16 -o gpt-oss-120b-DFlash-bf16"
-    assert rendered(name, "vllm").arguments["speculative_config"]["model"] == "z-lab/gpt-oss-120b-DFlash"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_name_says_what_it_is(name: str) -> None:
     deployment = resolved(name)
