@@ -78,13 +78,6 @@ def test_drafts_of_all_targets_and_of_one() -> None:
     }  # fmt: skip
     assert document["kinds"]["gains"]["LiLiCorr"]["speedup"] > document["kinds"]["gains"]["DFlash"]["speedup"]
     assert kinds["deepseek-ai/dflash_qwen3_8b_block7"] == "anchor-first DFlash"
-    shown = run("drafts", "Qwen/Qwen3-8B")
-    assert "2.10/1.13/0.71" in shown.stdout
-    assert "without thinking" in shown.stdout
-    assert "LiLiCorr: 5.22 x, acceptance length 7.56" in shown.stderr
-    assert "Domino: 4.87 x, acceptance length 7.22" in shown.stderr
-    assert "to compare with, at eagle3 in deployment files: AngelSlim/Qwen3-8B_eagle3\n" in shown.stderr
-    assert "next: dflash-trt inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B" in shown.stderr
 
 
 @pytest.mark.parametrize(
