@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 
+from dflash_trt import _C
 from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -79,14 +79,15 @@ class ModelRunner:
         slots = [segment.slot for segment in self._segments]
         new, taps = drafter.fitting(slots, num_tokens), side_by_side(self._tapped)
         if (total := sum(new)) < len(taps):
-            begins = np.cumsum([0, *(len(segment.token_ids) for segment in self._segments[:-1])])
-            kept = np.arange(total) + np.repeat(begins - np.cumsum([0, *new[:-1]]), new)
+            kept = _C.leading_rows([len(segment.token_ids) for segment in self._segments], new)
             taps = taps.index_select(0, uploaded(torch.from_numpy(kept), taps.device))
-        passes = [(slots, new)] if 0 < total <= MAX_ROWS and all(new) else _passes(slots, new)
+        if 0 < total <= MAX_ROWS and all(new):
+            drafter.inject(slots, new, taps)
+            return
         begin = 0
-        for slots, counts in passes:
+        for owners, counts in _passes(slots, new):
             end = begin + sum(counts)
-            drafter.inject(slots, counts, taps[begin:end])
+            drafter.inject(owners, counts, taps[begin:end])
             begin = end
 
     def release(self, slot: int) -> None:
