@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,15 @@ gc.disable()  # modules and tests are made to stay
 slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 settings.register_profile("busy", deadline=None, suppress_health_check=slow)  # no example fails by the clock
 settings.load_profile("busy")
+DEFAULT_MARKS = "not full and not gpu"  # pyproject.toml's -m
+SLOW_MODULE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(full|gpu)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a module whose tests the default run deselects; pytest does not ask about files in arguments."""
+    if config.option.markexpr != DEFAULT_MARKS or collection_path.suffix != ".py":
+        return None
+    return bool(SLOW_MODULE.search(collection_path.read_text())) or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,7 +53,8 @@ def pytest_collection(session: pytest.Session) -> None:
     worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     if not worker or session.config.args != session.config.getini("testpaths"):
         return
-    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+    found = sorted(Path(__file__).parent.rglob("test_*.py"))
+    modules = [file for file in found if not pytest_ignore_collect(file, session.config)]
     for file in modules[int(worker.removeprefix("gw")) :: count]:
         with suppress(Exception, pytest.skip.Exception):  # collection says what is wrong
             import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))

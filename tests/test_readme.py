@@ -238,6 +238,15 @@ def test_the_readme_shows_every_command() -> None:
     assert len(EXAMPLES) == 3
 
 
+GENERATED = re.compile(r"<!-- Written by `make .*|<!-- readers: begin.*?readers: end -->", re.DOTALL)
+
+
+def test_the_docs_are_an_hour_to_read() -> None:
+    """Words of README and docs, without the lists that are made from data: what one page says, no other repeats."""
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    assert sum(len(GENERATED.sub("", page.read_text()).split()) for page in pages) <= 18_500
+
+
 def test_make_targets_exist() -> None:
     """Each target that a document or .PHONY names has a recipe."""
     text = (REPOSITORY / "Makefile").read_text()

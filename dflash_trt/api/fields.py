@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -42,12 +43,19 @@ def number_fields(struct: type[msgspec.Struct]) -> dict[str, NumberField]:
 
 def descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
     """The description of each field of `struct` that has one, by name."""
-    return {
-        field.name: note.description
-        for field in msgspec.structs.fields(struct)
-        for note in getattr(field.type, "__metadata__", ())
-        if isinstance(note, msgspec.Meta) and note.description
-    }
+    return {name: note.description for name, note in _notes(struct) if note.description}
+
+
+def metavars(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """The placeholder of each field's value in help, by name, where the field has one."""
+    return {name: note.extra["metavar"] for name, note in _notes(struct) if note.extra}
+
+
+def _notes(struct: type[msgspec.Struct]) -> Iterator[tuple[str, msgspec.Meta]]:
+    for field in msgspec.structs.fields(struct):
+        for note in getattr(field.type, "__metadata__", ()):
+            if isinstance(note, msgspec.Meta):
+                yield field.name, note
 
 
 def checked_number(name: str, value: Any, field: NumberField) -> float:

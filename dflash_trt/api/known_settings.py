@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
 from dflash_trt.errors import RequestError
+from dflash_trt.files.strict_yaml import nearest
 
 ELSEWHERE = {
     "model": "LLM takes an engine directory, a draft or a deployment, then its target: LLM(ENGINE, TARGET)",
@@ -38,5 +38,5 @@ class KnownSettings(msgspec.StructMeta):
 def _instead(name: str, fields: tuple[str, ...]) -> str:
     if name in ELSEWHERE:
         return ELSEWHERE[name]
-    nearest = get_close_matches(name, fields, 1)
-    return f"did you mean {nearest[0]}?" if nearest else f"the settings are {', '.join(fields)}"
+    near = nearest(name, fields)
+    return f"did you mean {near}?" if near else f"the settings are {', '.join(fields)}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from dflash_trt.errors import DFlashError, PluginError, RequestError, first_line
+from dflash_trt.files.strict_yaml import nearest
 
 DIALECTS = "dflash_trt.dialects"
 LOGITS_PROCESSORS = "dflash_trt.logits_processors"
@@ -53,10 +53,10 @@ def chosen(group: str, name: str, setting: str, own: tuple[str, ...]) -> EntryPo
     if (entry := plugin(group, name)) is not None:
         return entry
     names = [*own, *(each.name for each in installed(group))]
-    nearest = get_close_matches(name, names, 1)
+    near = nearest(name, names)
     raise RequestError(
         f"{setting}: no {GROUPS[group]} is called {name}; there are {', '.join(names)}",
-        hint=f"did you mean {nearest[0]}?" if nearest else f"plug-ins are entry points of the group {group}",
+        hint=f"did you mean {near}?" if near else f"plug-ins are entry points of the group {group}",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from dflash_trt.api.fields import Bounds, checked_number, descriptions, number_fields, refusal
+from dflash_trt.api.fields import Bounds, checked_number, descriptions, metavars, number_fields, refusal
 from dflash_trt.api.known_settings import KnownSettings
 from dflash_trt.errors import MissingDependencyError
 
@@ -35,7 +35,7 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
         int | str,
         Meta(
             description="Draft tokens to verify in a step: auto (the fastest, by measured steps and acceptance), a"
-            " number, 0 for plain decoding, or 1:7,8:3 (by batch size). A request may ask for its own.",
+            " number, 0 for no speculation, or 1:7,8:3 (by batch size). A request may ask for its own.",
             extra={"metavar": "LENGTH"},
         ),
     ] = "auto"
@@ -57,7 +57,7 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
     ] = "auto"
     dtype: Annotated[
         Dtype,
-        Meta(description="Type to compute the target in; auto: on a GPU the checkpoint's own, on a CPU float32."),
+        Meta(description="Type to compute the target in; auto: bfloat16 for BF16 checkpoints on a GPU, else float32."),
     ] = "auto"
     acceptance_rule: Annotated[
         str,
@@ -82,6 +82,7 @@ class RuntimeOptions(msgspec.Struct, metaclass=KnownSettings, frozen=True, kw_on
 NUMBERS = number_fields(RuntimeOptions)
 CHOICES = {name: get_args(kind) for name, kind in get_type_hints(RuntimeOptions).items() if get_origin(kind) is Literal}
 DESCRIPTIONS = descriptions(RuntimeOptions)
+METAVARS = metavars(RuntimeOptions)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

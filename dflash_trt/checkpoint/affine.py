@@ -18,7 +18,7 @@ from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.quantization import DENSE_DTYPES
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
-from dflash_trt.errors import CheckpointError, human_bytes, shown
+from dflash_trt.errors import CheckpointError, human_bytes
 
 Floats = NDArray[np.float32]
 MLX_BITS = (4, 8)  # affine; nvfp4: findings/mlx_nvfp4_without_a_global_scale_loses_small_weights.sh
@@ -54,14 +54,14 @@ def _mlx_weight(section: Facts, module: str, parts: dict[str, StoredTensor | Non
         missing = next(name for name, tensor in parts.items() if tensor is None)
         raise CheckpointError(f"{section.file.parent}: missing tensor {module}.{missing}, part of a packed weight")
     if weight.dtype != "U32" or len(weight.shape) != 2 or scales.shape != biases.shape or 0 in weight.shape:
-        raise _misfit(weight, f"U32 [out, in * {bits} / 32]")
+        raise weight.error(f"U32 [out, in * {bits} / 32]")
     rows, columns = weight.shape[0], weight.shape[1] * 32 // bits
     if (
         columns % group
         or scales.shape != (rows, columns // group)
         or not {scales.dtype, biases.dtype} <= {*DENSE_DTYPES}
     ):
-        raise _misfit(scales, f"a scale for each {group} of {columns} columns of {rows} rows")
+        raise scales.error(f"a scale for each {group} of {columns} columns of {rows} rows")
     codes = _words(weight, bits)
 
     def decode(begin: int, end: int) -> Floats:
@@ -92,12 +92,12 @@ def read_int4(tensors: Weights) -> tuple[Weights, str]:
 
 def _int4_weight(weight: StoredTensor, scale: StoredTensor, awq: StoredTensor | None) -> DecodedTensor:
     if len(weight.shape) != 2 or len(scale.shape) != 2 or 0 in (*weight.shape, *scale.shape):
-        raise _misfit(weight, "U8 [out / 2, in]")
+        raise weight.error("U8 [out / 2, in]")
     rows, columns = 2 * weight.shape[0], weight.shape[1]
     if scale.dtype != "F32" or scale.shape[0] != rows or columns % scale.shape[1]:
-        raise _misfit(scale, f"F32 [{rows}, a divisor of {columns}]")
+        raise scale.error(f"F32 [{rows}, a divisor of {columns}]")
     if awq is not None and (awq.dtype not in DENSE_DTYPES or awq.shape != (columns,)):
-        raise _misfit(awq, f"a factor for each of {columns} columns")
+        raise awq.error(f"a factor for each of {columns} columns")
     group = columns // scale.shape[1]
     packed = np.memmap(weight.file, np.uint8, "r", weight.offset, weight.shape)
 
@@ -129,9 +129,3 @@ def _words(weight: StoredTensor, bits: int) -> Callable[[int, int], Floats]:
 def _description(what: str, dense: Weights) -> str:
     size = human_bytes(sum(each.stored_bytes for each in dense.values() if isinstance(each, DecodedTensor)))
     return f"{what}: {len(dense)} layers, {size}, read as BF16"
-
-
-def _misfit(tensor: StoredTensor, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"{tensor.file}: tensor {shown(tensor.name)}: expected {expected}, found {tensor.dtype} {list(tensor.shape)}"
-    )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,18 +24,7 @@ from dflash_trt.checkpoint.safetensors_file import Weights
 
 Floats = NDArray[np.float32]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-
-
-def _e4m3() -> Floats:
-    """The 256 values of E4M3 (OCP, no infinity)."""
-    codes = np.arange(256)
-    exponent, mantissa = (codes >> 3) & 15, codes & 7
-    values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
-    values[(codes & 127) == 127] = np.nan
-    return np.where(codes > 127, -values, values).astype(np.float32)
-
-
-E4M3 = _e4m3()
+E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
 def decoder(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[int, int], Floats]:

@@ -70,10 +70,7 @@ def _dense_weight(module: str, scheme: Scheme, own: Weights) -> DecodedTensor:
     for name, (dtypes, sizes) in expected.items():
         tensor = own.get(name) or _missing(packed, f"{module}.{name}")
         if tensor.dtype not in dtypes or tensor.shape not in sizes:
-            raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name!r}: expected {' or '.join(dtypes)} {list(sizes[0])} for {scheme},"
-                f" found {tensor.dtype} {list(tensor.shape)}"
-            )
+            raise tensor.error(f"{' or '.join(dtypes)} {list(sizes[0])} for {scheme}")
     if surplus := sorted(own.keys() - expected.keys() - set(IDLE)):
         what = " (groups in the order of activations)" if surplus[0] == "weight_g_idx" else ""
         raise CheckpointError(
@@ -90,7 +87,7 @@ def _missing(packed: StoredTensor, name: str) -> NoReturn:
 def _shape(module: str, scheme: Scheme, own: Weights, packed: StoredTensor) -> tuple[int, int]:
     """Rows and columns of the dense weight."""
     if len(packed.shape) != 2 or 0 in packed.shape:
-        raise CheckpointError(f"{packed.file}: tensor {packed.name!r}: expected a matrix, found {list(packed.shape)}")
+        raise packed.error("a matrix", str(list(packed.shape)))
     rows, columns = packed.shape
     if scheme.format == NVFP4:
         return rows, 2 * columns
@@ -98,17 +95,12 @@ def _shape(module: str, scheme: Scheme, own: Weights, packed: StoredTensor) -> t
         return rows, columns
     tensor = own.get("weight_shape") or _missing(packed, f"{module}.weight_shape")
     if tensor.dtype not in ("I64", "I32") or tensor.shape != (2,):
-        raise CheckpointError(
-            f"{tensor.file}: tensor {tensor.name!r}: expected I64 [2], found {tensor.dtype} {list(tensor.shape)}"
-        )
+        raise tensor.error("I64 [2]")
     kind = "<i8" if tensor.dtype == "I64" else "<i4"
     claimed = np.memmap(tensor.file, kind, mode="r", offset=tensor.offset, shape=(2,)).tolist()
     words = -(-claimed[1] * scheme.weights.num_bits // 32)
     if claimed[0] != rows or words != columns or claimed[1] < 1:
-        raise CheckpointError(
-            f"{tensor.file}: tensor {tensor.name!r}: expected the shape of {packed.name!r}, {rows} rows of {columns}"
-            f" words, found {claimed}"
-        )
+        raise tensor.error(f"the shape of {packed.name!r}, {rows} rows of {columns} words", str(claimed))
     return rows, claimed[1]
 
 
@@ -120,8 +112,7 @@ def _expected(scheme: Scheme, shape: tuple[int, int], packed: StoredTensor) -> E
     (rows, columns), bits, sizes = shape, scheme.weights.num_bits, grid(scheme, shape)
     group = scheme.weights.block[1]
     if scheme.weights.block[0] == 1 and group and columns % group:
-        found = f"{columns} columns for groups of {group}"
-        raise CheckpointError(f"{packed.file}: tensor {packed.name!r}: expected columns in whole groups, found {found}")
+        raise packed.error("columns in whole groups", f"{columns} columns for groups of {group}")
     flat: list[tuple[int, ...]] = [(1,), ()] if prod(sizes) == 1 else [sizes[:1]] if sizes[1] == 1 else []
     expected: Expected
     if scheme.format == PACKED:

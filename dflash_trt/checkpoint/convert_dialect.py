@@ -79,7 +79,7 @@ def new_checkpoint(draft: DraftCheckpoint, output: Path, *, force: bool) -> Iter
     """
     if draft.directory.resolve().is_relative_to(os.path.realpath(output)):
         raise BuildError(
-            f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
+            f"{output} would replace the draft itself, {draft.directory}",
             hint="choose another -o DIR",
         )
     with new_directory(output, WRITTEN, force=force) as directory:

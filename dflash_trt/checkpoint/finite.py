@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.checkpoint.decoded_tensor import CHUNK, DecodedTensor
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
-from dflash_trt.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,10 +40,8 @@ def check_finite(weights: Iterable[StoredTensor]) -> None:
                 is_infinite = int(bits[place_in_chunk]) in (exponent, exponent | 1 << 8 * bits.itemsize - 1)
                 value = "infinity" if is_infinite and tensor.dtype != "F8_E4M3" else "NaN"
                 place = [int(i) for i in np.unravel_index(index, tensor.shape or (1,))]
-                raise CheckpointError(
-                    f"{tensor.file}: tensor {shown(tensor.name)}: expected finite weights, found {value} at {place}",
-                    hint="download or copy the file again, or ask who trained it",
-                )
+                hint = "download or copy the file again, or ask who trained it"
+                raise tensor.error("finite weights", f"{value} at {place}", hint)
             begin += len(bits)
 
 

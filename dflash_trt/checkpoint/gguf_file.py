@@ -15,8 +15,8 @@ from dflash_trt.checkpoint.gguf_tensor import gguf_tensor
 from dflash_trt.checkpoint.safetensors_file import (
     MAX_FILE_BYTES,
     MAX_HEADER_BYTES,
-    REDOWNLOAD,
     StoredTensor,
+    damaged,
     refuse_foreign,
 )
 from dflash_trt.errors import CheckpointError, shown
@@ -82,7 +82,7 @@ class _Header:
         return [_shortest(value, element) for value in self.values(letter, count)]
 
     def error(self, expected: str, found: str) -> CheckpointError:
-        return CheckpointError(f"{self._file}: expected {expected}, found {found}", hint=REDOWNLOAD)
+        return damaged(self._file, f"expected {expected}, found {found}")
 
     def _letter(self, kind: int) -> str:
         if kind not in SCALARS:
@@ -117,7 +117,7 @@ def read_gguf(file: Path) -> Gguf:
         try:
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
-            raise CheckpointError(f"{file}: expected a GGUF file, found an empty one", hint=REDOWNLOAD) from None
+            raise damaged(file, "expected a GGUF file, found an empty one") from None
     with data:
         refuse_foreign(file, data[:NUM_BYTES])
         header = _Header(file, data)

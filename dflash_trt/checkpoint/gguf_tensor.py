@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.checkpoint.decoded_tensor import decoded
-from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, REDOWNLOAD, StoredTensor
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, StoredTensor, damaged
 from dflash_trt.errors import CheckpointError, MissingDependencyError, shown
 
 if TYPE_CHECKING:
@@ -33,11 +33,8 @@ def gguf_tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset
 
     per_block, block_bytes, stored_type, unpack = _format(file, name, kind)
     if shape[-1] % per_block:
-        raise CheckpointError(
-            f"{file}: tensor {shown(name)}: expected columns in blocks of {per_block} for {stored_type}, found"
-            f" {shape[-1]}",
-            hint=REDOWNLOAD,
-        )
+        columns = f"columns in blocks of {per_block} for {stored_type}"
+        raise damaged(file, f"tensor {shown(name)}: expected {columns}, found {shape[-1]}")
     width = shape[-1] // per_block * block_bytes
 
     def decode(begin: int, end: int) -> NDArray[np.float32]:

@@ -28,8 +28,7 @@ def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
 
 def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
     """An array of `map_tensor`, or a part of it, as float32: exact for all three types."""
+    import ml_dtypes
     import numpy as np
 
-    if values.dtype == np.dtype("<u2"):
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+    return (values.view(ml_dtypes.bfloat16) if values.dtype == np.dtype("<u2") else values).astype(np.float32)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
-from dflash_trt.errors import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,9 +40,7 @@ def without_t2d(weights: Weights, spec: DraftSpec) -> Weights:
 def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
     """Raises CheckpointError unless t2d marks the tokens that d2t names; d2t is checked with the other tensors."""
     if (t2d.dtype, t2d.shape) != ("BOOL", (spec.vocab_size,)):
-        raise CheckpointError(
-            f"{t2d.file}: tensor {T2D!r}: expected BOOL {[spec.vocab_size]}, found {t2d.dtype} {list(t2d.shape)}"
-        )
+        raise t2d.error(f"BOOL {[spec.vocab_size]}")
     if (d2t.dtype, d2t.shape) != ("I64", (spec.draft_vocab_size,)):
         return
     import numpy as np
@@ -52,10 +49,7 @@ def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
     offsets = np.memmap(d2t.file, "<i8", mode="r", offset=d2t.offset, shape=d2t.shape)
     named = np.sort(offsets + np.arange(len(offsets)))
     if not np.array_equal(np.flatnonzero(marked), named):
-        raise CheckpointError(
-            f"{t2d.file}: tensor {T2D!r}: expected the {len(named)} tokens that d2t names, found"
-            f" {int(np.count_nonzero(marked))} others"
-        )
+        raise t2d.error(f"the {len(named)} tokens that d2t names", f"{int(np.count_nonzero(marked))} others")
 
 
 def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, StoredTensor]) -> NDArray[np.int32] | None:
@@ -73,15 +67,11 @@ def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, StoredTensor]) 
     outside = (offsets < -rows) | (offsets >= (spec.vocab_size or 0) - rows)
     if outside.any():
         row = int(outside.argmax())
-        raise CheckpointError(
-            f"{tensor.file}: tensor {D2T!r}: expected row + d2t[row] in the vocabulary, 0 to"
-            f" {(spec.vocab_size or 0) - 1}, found {row} + {offsets[row]}"
-        )
+        vocabulary = f"row + d2t[row] in the vocabulary, 0 to {(spec.vocab_size or 0) - 1}"
+        raise tensor.error(vocabulary, f"{row} + {offsets[row]}")
     token_ids: NDArray[np.int32] = (rows + offsets).astype(np.int32)
     unique, counts = np.unique(token_ids, return_counts=True)
     if len(unique) < len(token_ids):
         twice = int((counts > 1).argmax())
-        raise CheckpointError(
-            f"{tensor.file}: tensor {D2T!r}: expected each token in one row, found {unique[twice]} in {counts[twice]}"
-        )
+        raise tensor.error("each token in one row", f"{unique[twice]} in {counts[twice]}")
     return token_ids

@@ -61,9 +61,7 @@ def _algorithm(module: str, weights: dict[str, StoredTensor]) -> str | None:
     scale, has_input = weights.get(f"{module}.weight_scale"), f"{module}.input_scale" in weights
     if not (stored := [each for each in FORMATS.values() if each.codes == weight.dtype]):
         known = ", ".join(sorted({*DENSE_DTYPES, *(each.codes for each in FORMATS.values())}))
-        raise CheckpointError(
-            f"{weight.file}: tensor {weight.name!r}: expected one of the dtypes {known}, found {weight.dtype}"
-        )
+        raise weight.error(f"one of the dtypes {known}", weight.dtype)
     scale_type = None if scale is None else scale.dtype
     nearest = max(stored, key=lambda each: (each.scale_type == scale_type, each.quantises_input == has_input))
     return nearest.name  # `expected_tensors` says what it lacks
@@ -94,7 +92,7 @@ def read_scale(tensor: StoredTensor) -> float:
         stream.seek(tensor.offset)
         (value,) = struct.unpack("<f", stream.read(4))
     if not 0 < value < float("inf"):
-        raise CheckpointError(f"{tensor.file}: tensor {tensor.name!r}: expected a finite scale > 0, found {value}")
+        raise tensor.error("a finite scale > 0", str(value))
     return float(value)
 
 

@@ -41,6 +41,12 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute position of the first byte in `file`."""
     num_bytes: int
 
+    def error(self, expected: str, found: str = "", hint: str | None = None) -> CheckpointError:
+        """The error for the tensor: the expectation and the finding, by default its dtype and shape."""
+        found = found or f"{self.dtype} {list(self.shape)}"
+        place = f"{self.file}: tensor {shown(self.name)}"
+        return CheckpointError(f"{place}: expected {expected}, found {found}", hint=hint)
+
 
 Weights = dict[str, StoredTensor]
 Expected = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
@@ -57,9 +63,7 @@ def read_tensors(file: Path) -> dict[str, StoredTensor]:
     try:
         msgspec.convert(metadata, dict[str, str])
     except msgspec.ValidationError:
-        raise CheckpointError(
-            f"{file}: __metadata__: expected a map of strings, found {shown(metadata)}", hint=REDOWNLOAD
-        ) from None
+        raise damaged(file, f"__metadata__: expected a map of strings, found {shown(metadata)}") from None
     data_begin = 8 + len(raw)
     tensors = {name: read_entry(file, name, entry, data_begin) for name, entry in header.items()}
     _check_coverage(file, tensors, data_begin, file_bytes)
@@ -83,12 +87,15 @@ def check_tensors(
             hint=hint,
         )
     for name, (dtypes, shape) in expected.items():
-        tensor = tensors[name]
-        place = f"{tensor.file}: tensor {name!r}"
-        if tensor.shape != shape:
-            raise CheckpointError(f"{place}: expected shape {list(shape)}, found {list(tensor.shape)}", hint=hint)
+        if (tensor := tensors[name]).shape != shape:
+            raise tensor.error(f"shape {list(shape)}", str(list(tensor.shape)), hint)
         if tensor.dtype not in dtypes:
-            raise CheckpointError(f"{place}: expected dtype {' or '.join(dtypes)}, found {tensor.dtype}", hint=hint)
+            raise tensor.error(f"dtype {' or '.join(dtypes)}", tensor.dtype, hint)
+
+
+def damaged(file: Path, problem: str) -> CheckpointError:
+    """The error for a file that is not as its writer left it."""
+    return CheckpointError(f"{file}: {problem}", hint=REDOWNLOAD)
 
 
 def _read_header(file: Path, stream: BinaryIO, file_bytes: int) -> bytes:
@@ -96,11 +103,8 @@ def _read_header(file: Path, stream: BinaryIO, file_bytes: int) -> bytes:
     stream.seek(0)
     header_bytes = int.from_bytes(stream.read(8), "little")
     if file_bytes < 8 or not 2 <= header_bytes <= min(MAX_HEADER_BYTES, file_bytes - 8):
-        raise CheckpointError(
-            f"{file}: expected a safetensors file, found {file_bytes} bytes whose first 8"
-            f" announce a header of {header_bytes} bytes",
-            hint=REDOWNLOAD,
-        )
+        found = f"{file_bytes} bytes whose first 8 announce a header of {header_bytes} bytes"
+        raise damaged(file, f"expected a safetensors file, found {found}")
     return stream.read(header_bytes)
 
 
@@ -118,33 +122,25 @@ class _Entry(msgspec.Struct):
 
 def read_entry(file: Path, name: str, entry: object, data_begin: int) -> StoredTensor:
     """One entry of a header: dtype, shape and data_offsets; CheckpointError for values that contradict each other."""
+    where = f"tensor {shown(name)}"
     try:
         parsed = msgspec.convert(entry, _Entry)
     except msgspec.ValidationError as error:
-        raise CheckpointError(
-            f"{file}: tensor {shown(name)}: expected dtype, shape and data_offsets, found {shown(entry)} ({error})",
-            hint=REDOWNLOAD,
-        ) from None
+        found = f"{shown(entry)} ({error})"
+        raise damaged(file, f"{where}: expected dtype, shape and data_offsets, found {found}") from None
     begin, end = parsed.data_offsets
     bits = BITS_PER_ELEMENT.get(parsed.dtype)
     if bits is None:
         raise CheckpointError(
-            f"{file}: tensor {shown(name)}: dtype: expected one of {', '.join(BITS_PER_ELEMENT)},"
-            f" found {shown(parsed.dtype)}"
+            f"{file}: {where}: dtype: expected one of {', '.join(BITS_PER_ELEMENT)}, found {shown(parsed.dtype)}"
         )
     if len(parsed.shape) > MAX_DIMENSIONS or not all(0 <= size <= MAX_FILE_BYTES for size in parsed.shape):
-        raise CheckpointError(
-            f"{file}: tensor {shown(name)}: shape: expected at most {MAX_DIMENSIONS} dimensions of 0 to"
-            f" {MAX_FILE_BYTES} elements, found {cut(str(list(parsed.shape)))}",
-            hint=REDOWNLOAD,
-        )
+        sizes = f"{MAX_DIMENSIONS} dimensions of 0 to {MAX_FILE_BYTES} elements"
+        raise damaged(file, f"{where}: shape: expected at most {sizes}, found {cut(str(list(parsed.shape)))}")
     expected_bytes = math.prod(parsed.shape) * bits // 8
     if end - begin != expected_bytes:
-        raise CheckpointError(
-            f"{file}: tensor {shown(name)}: expected {expected_bytes} bytes for {parsed.dtype}"
-            f" {list(parsed.shape)}, found data_offsets {[begin, end]}",
-            hint=REDOWNLOAD,
-        )
+        expected = f"{expected_bytes} bytes for {parsed.dtype} {list(parsed.shape)}"
+        raise damaged(file, f"{where}: expected {expected}, found data_offsets {[begin, end]}")
     return StoredTensor(
         name=name,
         dtype=parsed.dtype,
@@ -160,14 +156,9 @@ def _check_coverage(file: Path, tensors: dict[str, StoredTensor], data_begin: in
     position = data_begin
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.num_bytes)):
         if tensor.offset != position:
-            raise CheckpointError(
-                f"{file}: tensor {shown(tensor.name)}: expected at byte {position}, found at byte {tensor.offset}:"
-                " the header has a hole or an overlap",
-                hint=REDOWNLOAD,
-            )
+            found = f"at byte {tensor.offset}: the header has a hole or an overlap"
+            raise tensor.error(f"at byte {position}", found, REDOWNLOAD)
         position += tensor.num_bytes
     if position != file_bytes:
         kind = "truncated" if file_bytes < position else "followed by foreign bytes"
-        raise CheckpointError(
-            f"{file}: expected {position} bytes, found {file_bytes}: the file is {kind}", hint=REDOWNLOAD
-        )
+        raise damaged(file, f"expected {position} bytes, found {file_bytes}: the file is {kind}")

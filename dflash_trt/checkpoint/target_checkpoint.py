@@ -83,7 +83,7 @@ def read_target_spec(config: Facts) -> tuple[TargetSpec, Facts]:
     refuse_stranger(config)
     if is_draft(config):
         hint = "give --target the model that the draft was trained for"
-        raise CheckpointError(f"{config.file.parent}: expected a target, found a DFlash draft", hint=hint)
+        raise CheckpointError(f"{config.file.parent} is a DFlash draft, not a target", hint=hint)
     text = config.section("text_config") if "text_config" in config else config
     spec = TargetSpec(
         model_type=config.text("model_type"),
@@ -125,7 +125,5 @@ def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Stored
         names, known = ", ".join(table.name for table in tables), ", ".join(f"*{name}" for name in EMBEDDINGS)
         raise CheckpointError(f"{directory}: expected one input embedding, named {known}; found {names or 'none'}")
     if tables[0].shape != shape:
-        raise CheckpointError(
-            f"{tables[0].file}: tensor {tables[0].name!r}: expected shape {list(shape)}, found {list(tables[0].shape)}"
-        )
+        raise tables[0].error(f"shape {list(shape)}", str(list(tables[0].shape)))
     return tables[0]

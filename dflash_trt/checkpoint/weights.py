@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, StoredTensor, read_tensors
+from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, StoredTensor, damaged, read_tensors
 from dflash_trt.errors import CheckpointError, shown
 from dflash_trt.files.read import is_file_name
 
@@ -78,7 +78,7 @@ def _read_sharded(index: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for shard in shard_names(index):
         if not (index.parent / shard).is_file():
-            raise CheckpointError(f"{index}: missing shard {shard}", hint=REDOWNLOAD)
+            raise damaged(index, f"missing shard {shard}")
         for name, tensor in read_tensors(index.parent / shard).items():
             if weight_map.get(name) != shard:
                 raise CheckpointError(
@@ -86,8 +86,6 @@ def _read_sharded(index: Path) -> dict[str, StoredTensor]:
                 )
             tensors[name] = tensor
     if missing := sorted(weight_map.keys() - tensors.keys()):
-        raise CheckpointError(
-            f"{index}: missing tensor {shown(missing[0])} in {weight_map[missing[0]]} ({len(missing)} missing in all)",
-            hint=REDOWNLOAD,
-        )
+        place = f"{weight_map[missing[0]]} ({len(missing)} missing in all)"
+        raise damaged(index, f"missing tensor {shown(missing[0])} in {place}")
     return tensors

@@ -37,7 +37,7 @@ def report(
     """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
     Runs on the same prompts share a curve; runs on others add rows to the table of data sets. The method
-    named `none` is plain decoding: speed-ups are relative to it, or to another with --reference.
+    named `none` decodes without speculation: speed-ups are relative to it, or to another with --reference.
 
     \b
     Example:

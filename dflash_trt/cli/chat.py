@@ -60,7 +60,7 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     deployment, by file or name, which runs in TensorRT-LLM's LLM API on this machine's GPUs.
 
     If stdin is not a terminal, all of it is one message, and only the answer goes to stdout. After each answer, tokens,
-    tau, tokens/s and whether it was cut go to stderr.
+    acceptance length, tokens/s and whether it was cut go to stderr.
 
     \b
     Example:

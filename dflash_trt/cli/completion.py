@@ -17,8 +17,8 @@ from dflash_trt.quantize.recipe import recipe_names
 class PathOrName(click.types.StringParamType):
     """A string; the shell completes the names that begin like it, and paths where none does."""
 
-    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
-        self.names = names
+    def __init__(self, names: Callable[[], Iterable[str]], name: str = "ID|DIR") -> None:
+        self.names, self.name = names, name
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         # Bash drops what was listed before an item of the type "file".
@@ -28,6 +28,8 @@ class PathOrName(click.types.StringParamType):
 
 class GpusType(click.types.StringParamType):
     """GPUs and their count, b300x8; the shell completes each known GPU, one, and doubled up to a node of them."""
+
+    name = "gpus"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         names = (
@@ -50,6 +52,6 @@ CHECKPOINT = PathOrName(lambda: [*_drafts(), *_targets()])
 DEPLOYMENT = PathOrName(shipped_deployments)
 SOURCE = PathOrName(lambda: [*shipped_deployments(), *_drafts(), *_targets()])
 DRAFT_OR_DEPLOYMENT = PathOrName(lambda: [*_drafts(), *shipped_deployments()])
-RECIPE = PathOrName(recipe_names)
+RECIPE = PathOrName(recipe_names, "NAME|FILE")
 GPUS = GpusType()
 ENGINE_OR_URL = PathOrName(tuple)

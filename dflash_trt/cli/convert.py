@@ -29,7 +29,7 @@ def convert(draft: str, output: Path, layout: str, target: str | None, force: bo
     """Write DRAFT, a checkpoint directory or Hugging Face repository id of any dialect, in another one.
 
     Tensors keep their bytes; weights of compressed-tensors and GGUF files become BF16. Facts
-    that the other dialect cannot express are refused by name.
+    that the other dialect cannot express are errors that name them.
 
     \b
     Example:

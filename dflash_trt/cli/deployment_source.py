@@ -57,10 +57,10 @@ def print_and_refuse(source: str, runtime: str, findings: Sequence[Finding]) -> 
     """Print every finding to stderr; ConfigError if one is an error."""
     for finding in findings:
         click.echo(printable(str(finding)), err=True)
-    refuse_errors(findings, f"{source}: expected a configuration that {runtime} can run")
+    refuse_errors(findings, f"{source} cannot run in {runtime}")
 
 
-def refuse_errors(findings: Sequence[Finding], expected: str) -> None:
-    """ConfigError with the number of errors, if there are any."""
+def refuse_errors(findings: Sequence[Finding], problem: str) -> None:
+    """ConfigError, "PROBLEM: N errors", if there are any."""
     if errors := sum(finding.severity == ERROR for finding in findings):
-        raise ConfigError(f"{expected}, found {errors} error{'s' if errors != 1 else ''}")
+        raise ConfigError(f"{problem}: {errors} error{'s' if errors != 1 else ''}")

@@ -88,10 +88,10 @@ PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 @click.command(short_help="Show what this machine has, or what is wrong with a running server.")
 @click.argument("subject", type=ENGINE_OR_URL, required=False, metavar="[URL|ENGINE]")
 @click.option("--ranks", is_flag=True, help="Under mpiexec: compare what all ranks see, and ENGINE where given.")
-@click.option("--model", help="With URL: the model to ask, where it serves several.")
+@click.option("--model", metavar="NAME", help="With URL: the model to ask, where it serves several.")
 @click.option("--api-key-file", type=PATH, help="With URL: a file with the server's API key.")
 @click.option("--baseline", type=PATH, help="With URL: the --json of a healthy server.")
-@click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: expected tau of drafting passes.")
+@click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: expected acceptance length (tau).")
 @click.option(
     "--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: at most 6000]"
 )
@@ -103,7 +103,9 @@ PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 @click.option("--prometheus", metavar="URL", help="Judge what this Prometheus has of a server, without prompts.")
 @click.option("--match", default="", metavar="LABELS", help="With --prometheus: the servers, as 'job=\"NAME\"'.")
 @click.option("--window", "window_length", type=DURATION, help="With --prometheus: the traffic judged.  [default: 1h]")
-@click.option("--against", type=DURATION, help="With --prometheus: compare with that so long ago.  [default: 1d]")
+@click.option(
+    "--against", type=DURATION, help="With --prometheus: compare with the traffic this long before.  [default: 1d]"
+)
 @config_option
 @json_option
 def doctor(

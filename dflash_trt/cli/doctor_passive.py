@@ -14,8 +14,8 @@ from dflash_trt.errors import EndpointError
 from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion
 from dflash_trt.observe.endpoints.api_key import read_api_key
 from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.counter_names import COUNTER_NAMES
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
-from dflash_trt.observe.traffic.counter_names import COUNTER_NAMES
 from dflash_trt.observe.traffic.judge_traffic import judge
 from dflash_trt.observe.traffic.prometheus_window import scraped_kind, window
 from dflash_trt.observe.traffic.traffic import Traffic, traffic_of

@@ -34,7 +34,7 @@ def drafts(target: str | None, as_json: bool) -> None:
     found = known.drafts if target is None else drafts_for(target)
     if not found:
         raise ConfigError(
-            f"{target}: expected a target of which a draft is known, found none",
+            f"no draft is known for {target}",
             hint="all of them: dflash-trt drafts; a draft that is not listed is read all the same: dflash-trt inspect",
         )
     if as_json:

@@ -19,14 +19,14 @@ MAX_SYSTEM_PORT = 2**15 - 1
 @click.argument("engine", type=ENGINE)
 @engine_target_option
 @click.option("--served-model-name", metavar="NAME", help="Default: the name of the engine directory.")
-@click.option("--host", default="127.0.0.1", show_default=True,
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
               help="Address at which frontend and router reach this machine.")  # fmt: skip
 @click.option(
     "--metrics-port", type=click.IntRange(-1, MAX_SYSTEM_PORT), envvar="DYN_SYSTEM_PORT", show_envvar=True,
     help="Serve /metrics, /health and /live here; 0: any, -1: nowhere.",
 )  # fmt: skip
-@click.option("--namespace", envvar="DYN_NAMESPACE", default="dynamo", show_default=True, show_envvar=True,
-              help="Namespace of the worker and its frontend.")  # fmt: skip
+@click.option("--namespace", metavar="NAME", envvar="DYN_NAMESPACE", default="dynamo", show_default=True,
+              show_envvar=True, help="Namespace of the worker and its frontend.")  # fmt: skip
 @click.option(
     "--discovery-backend", type=click.Choice(["etcd", "kubernetes", "file", "mem"]), default="etcd", show_default=True,
     envvar="DYN_DISCOVERY_BACKEND", show_envvar=True, help="Where workers are found; file: in the folder DYN_FILE_KV.",

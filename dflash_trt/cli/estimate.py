@@ -25,7 +25,7 @@ from dflash_trt.observe.plots.picture import save_picture
                  help="Compare with this, too; refused where its acceptance is unknown."),
     click.option("--mtp-tau", type=float, help="Tokens per pass of the target's MTP layers; published unless given."),
     click.option("--ngram-tau", type=float, help="Tokens per pass of n-gram drafts."),
-    click.option("--routing", default="power-law", show_default=True,
+    click.option("--routing", metavar="NAME|JSON", default="power-law", show_default=True,
                  help="Popularity of experts: power-law, uniform, or a JSON list of counts."),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True,
                  help="Batch size of the step that is itemised."),
@@ -41,7 +41,7 @@ def estimate(
     routing: str, batch: int, replicas: int, target: str | None, draft: str | None, shows_all: bool, as_json: bool,
     plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
-    """Predict a deployment's performance: throughput per GPU against the speed of a user for plain decoding, MTP where
+    """Predict a deployment's performance: throughput per GPU against a user's speed, without speculation, MTP where
     its acceptance is known, EAGLE-3 and DFlash, beside what is published; with --all also steps, memory and limits.
 
     CONFIG is a deployment file or the name of a shipped one. Nothing is measured here: docs/estimate.md has the

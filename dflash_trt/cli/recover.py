@@ -67,7 +67,7 @@ def recover(
     """Train DRAFT as --recipe will quantise it, on the target's own answers, then write the quantised copy.
 
     After an interruption the same command continues. On a CPU the same seed and number of threads give the same
-    bytes on the same machine. Exits with 1 when the loss on held-out sequences did not fall.
+    bytes on the same machine. Exits with 1 if the loss on held-out sequences did not fall.
 
     \b
     Example:

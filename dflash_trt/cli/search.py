@@ -34,7 +34,7 @@ class FormatType(click.Choice[str]):
     click.option("-o", "--output", required=True, type=PATH, help="Recipe to write, a YAML file."),
     features_option,
     click.option("--max-tau-loss", required=True, metavar="SHARE", callback=parsed(share),
-                 help="Largest loss of tau allowed, e.g. 1%."),
+                 help="Largest loss of acceptance length (tau) allowed, e.g. 1%."),
     click.option("--max-bytes", metavar="BYTES", callback=parsed(num_bytes),
                  help="Fail if no recipe found is this small."),
     click.option("--held-out", metavar="FILE", type=PATH,
@@ -60,7 +60,7 @@ class FormatType(click.Choice[str]):
     click.option("--force", is_flag=True, help="Replace a recipe that this command wrote."),
 )  # fmt: skip
 def search(draft: str, output: Path, target: str | None, objective: str, force: bool, **settings: Any) -> None:
-    """Write the smallest recipe for DRAFT whose replayed loss of tau stays within --max-tau-loss.
+    """Find the smallest recipe for DRAFT that keeps the acceptance length (tau) within --max-tau-loss.
 
     With --objective step-time, the fastest by estimate. The loss is measured on the answers searched on, and
     confirmed on answers held out. After an interruption the same command continues.

@@ -41,7 +41,8 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     click.option("--draft", type=DRAFT,
                  help="Draft of ENGINE, which is then a target: directory or repository id. Its engine is built once."),
     config_option,
-    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all."),
+    click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+                 help="Address to listen on; 0.0.0.0: all."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."),
     click.option("--served-model-name", metavar="NAME", help="Default: the engine directory's name, or the target's."),
     click.option("--api-key-file", type=PATH, help="File of API keys, one per line; requests then need one."),
@@ -86,6 +87,7 @@ def serve(
     from dflash_trt.runtime.ranks.join import join
     from dflash_trt.runtime.server.access import ApiKeys
     from dflash_trt.runtime.server.app import make_app
+    from dflash_trt.runtime.server.connections.acceptor import BACKLOG
     from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
     from dflash_trt.runtime.server.connections.sockets import bind, max_connections
     from dflash_trt.runtime.server.telemetry.log import set_up_logging
@@ -130,6 +132,7 @@ def serve(
             )
             set_up_logging()
             shown = f"[{host}]" if ":" in host else host
+            listening.listen(BACKLOG)  # a client that read the next line may connect at once
             _say(f"serving {name} on http://{shown}:{listening.getsockname()[1]}")
             is_loopback = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
             hosts = allowed_host if is_loopback or allowed_host else None

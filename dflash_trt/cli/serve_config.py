@@ -47,7 +47,9 @@ Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
               help="Write to this file, and print the steps from it to a served answer.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="Write an sbatch script or Kubernetes manifests.")
 @click.option(
-    "--image", help="Container image; the runtime's own release unless given; none: Slurm without containers."
+    "--image",
+    metavar="IMAGE",
+    help="Container image; the runtime's own release unless given; none: Slurm without containers.",
 )
 @click.option("--models", metavar="DIR", help="Directory of the weights in the cluster. Default: /models.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Servers in the cluster. Default: 1.")
@@ -55,11 +57,14 @@ Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--from", "command", metavar="FILE|-", type=click.Path(path_type=Path, allow_dash=True),
               help="Write this launch command again, with --draft in the place of its speculation.")  # fmt: skip
-@click.option("--version", help="Release of the runtime; checked by the nearest that is known. Default: the newest.")
+@click.option("--version", metavar="VERSION",
+              help="Release of the runtime; checked by the nearest that is known. Default: the newest.")  # fmt: skip
 @source_options
 @click.option("--gpus", type=GPUS, help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
 @gpu_facts_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
+@click.option(
+    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address that the server binds."
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
               help="Port that the server binds.")  # fmt: skip
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
@@ -77,10 +82,10 @@ def serve_config(**parameters: Any) -> None:
 
     SOURCE is a deployment, by its file or by a name that --list shows, or with --target and --gpus an engine
     directory or draft checkpoint; --target is not needed for a draft or target that `dflash-trt drafts` knows. The
-    command that starts the server goes to stderr; with -o, stdout has all steps
-    to an answer, as a shell script. With --check, report every problem of an existing FILE; SOURCE then says what it
-    is deployed on. With --from, change the speculation of an existing command, plain or EAGLE-3, and what DFlash needs
-    besides: stderr lists each change with its reason, the rest stays as it is written.
+    command that starts the server goes to stderr; with -o, stdout has all steps to an answer, as a shell script. With
+    --check, report every problem of an existing FILE; SOURCE then says what it is deployed on. With --from, change an
+    existing command, with EAGLE-3 or without speculation, to DFlash: stderr lists each change with its reason, the
+    rest stays as it is written.
 
     \b
     Example:

@@ -64,4 +64,4 @@ def _report(file: Path, schema: Schema, findings: Sequence[Finding], as_json: bo
             found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "nothing wrong in what was checked"
             others = [f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]]
             click.echo(f"{file}: {found} against {schema}{''.join(others)}")
-    refuse_errors(findings, f"{file}: expected a configuration for {schema}")
+    refuse_errors(findings, f"{file} cannot run in {schema}")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dflash_trt.api.fields import descriptions
-from dflash_trt.api.runtime_options import CHOICES, DEFAULTS, DESCRIPTIONS, NUMBERS, RuntimeOptions
+from dflash_trt.api.runtime_options import CHOICES, DEFAULTS, DESCRIPTIONS, METAVARS, NUMBERS, RuntimeOptions
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplerSettings, SamplingParams
 from dflash_trt.cli.options import Command, options, refuse_given
 
@@ -52,7 +52,10 @@ def _runtime_option(name: str, note: str) -> Callable[[Command], Command]:
         number = NUMBERS[name]
         kind = click.IntRange(min=int(number.bounds.low)) if number.type is int else click.FLOAT
     shown = default is not None
-    return click.option(flag, name, type=kind, default=default, show_default=shown, help=DESCRIPTIONS[name] + note)
+    return click.option(
+        flag, name, type=kind, metavar=METAVARS.get(name), default=default, show_default=shown,
+        help=DESCRIPTIONS[name] + note,
+    )  # fmt: skip
 
 
 def take_runtime_options(parameters: dict[str, Any], **fixed: Any) -> RuntimeOptions:

@@ -38,16 +38,18 @@ from dflash_trt.triton.model_file import TritonConfig, check_name
 @click.option("--runtime", type=click.Choice(["trtllm", "embedded"]), default="trtllm", show_default=True,
               help="What serves it.")  # fmt: skip
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="For trtllm.")
-@click.option("--version", help="Release of TensorRT-LLM; checked by the nearest that is known. Default: the newest.")
+@click.option("--version", metavar="VERSION",
+              help="Release of TensorRT-LLM; checked by the nearest that is known. Default: the newest.")  # fmt: skip
 @source_options
 @click.option("--gpus", type=GPUS, help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @gpu_facts_option
 @runtime_options("max_batch_size", "dtype", note=" For --runtime embedded.")
-@click.option("--name", default="tensorrt_llm", show_default=True,
+@click.option("--name", metavar="NAME", default="tensorrt_llm", show_default=True,
               help="Name of the model; NVIDIA's clients ask for this.")  # fmt: skip
 @click.option("--unary", is_flag=True,
               help="One response per request, without streaming, for clients that only know infer.")  # fmt: skip
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address in the commands that start the server.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+              help="Address in the commands that start the server.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a repository that this command wrote.")
 @json_option
 def triton_repo(

@@ -41,7 +41,7 @@ NAMES: dict[Method, str] = {
 }  # fmt: skip
 
 
-@click.command("try", short_help="Start a deployment or engine here, plain and with DFlash, and say how it does.")
+@click.command("try", short_help="Serve a deployment or engine here with and without DFlash, and compare the speed.")
 @click.argument("source", type=DEPLOYMENT, metavar="DEPLOYMENT|ENGINE")
 @click.option(
     "--runtime", type=click.Choice(list(PACKAGES)), help="Of a deployment. Default: the first that is installed here."
@@ -57,12 +57,12 @@ def try_(
     source: str, runtime: Runtime | None, target: str | None, draft: str | None, against: Method, seconds: float,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Start what is installed, compare DFlash with plain decoding, run doctor, and stop everything.
+    """Start servers with and without DFlash, compare their speed, run doctor, and stop everything.
 
     ENGINE runs in `dflash-trt serve`, with and without DFlash at once: both answer each question in turns until the
     95 % interval of the speed-up is narrower than 10 %, on one CPU thread unless OMP_NUM_THREADS says otherwise.
     DEPLOYMENT runs in trtllm-serve, vLLM or SGLang, one server after the other (not yet run on a GPU). The exit code
-    is 1 where doctor finds something wrong. No process is left, also where this one is killed.
+    is 1 where doctor finds something wrong. Every process ends, even if this one is killed.
 
     \b
     Example:
@@ -100,7 +100,7 @@ def _servers(
         raise click.UsageError("--runtime, --draft and --against are for a deployment; an engine is served here")
     if not Path(source).is_dir():
         raise ConfigError(
-            f"{source}: expected an engine directory or a deployment, found neither",
+            f"{source} is neither an engine directory nor a deployment",
             hint=next_commands(source)
             or "`make demo` builds the engine `demo`; dflash-trt serve-config --list shows deployments",
         )

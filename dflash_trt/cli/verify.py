@@ -64,7 +64,7 @@ MIN_TOKENS = 3
     runtime_options("device", "executor", "dtype"),
     tp_option,
     click.option("--max-tau-loss", metavar="SHARE", callback=parsed(share),
-                 help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
+                 help="Fail when the mean loss of acceptance length (tau) exceeds this, e.g. 3%; needs --reference."),
     json_option,
     click.option("--plot", type=FILE, help="Also plot acceptance and error by layer to this PNG file."),
 )  # fmt: skip
@@ -81,8 +81,8 @@ def verify(
     With --features nothing but the drafter runs: on captured answers the steps are those of decoding, and the tokens
     are the target's own.
 
-    Exits with 1 when a token differs from plain greedy decoding, when nearly every draft is rejected (tau below 1.25),
-    or when --max-tau-loss is exceeded.
+    Exits with 1 if a token differs from greedy decoding without speculation, if nearly every draft is rejected
+    (acceptance length below 1.25), or if --max-tau-loss is exceeded.
 
     \b
     Example:
@@ -186,7 +186,7 @@ def _verdict(report: VerificationReport, engine: Path) -> str:
     assert found.tau is not None, "find_useless refuses it"
     verdict = f"verdict: the tokens of plain decoding; tau {found.tau:.2f} in {found.steps} verify passes"
     if found.tau < POOREST_TAU:
-        verdict += f", below the poorest published use of DFlash ({POOREST_TAU})"
+        verdict += f", below the lowest published for DFlash ({POOREST_TAU})"
         return f"{verdict}\nnext: dflash-trt verify {engine} --reference BF16_ENGINE, and prompts of its use"
     return f"{verdict}\nnext: dflash-trt serve {engine}"
 

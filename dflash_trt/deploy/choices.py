@@ -50,10 +50,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Behaviour of the runtime if its default is none."""
 
 
-def _if(method: str, value: object) -> Callable[[Circumstances], Any]:
-    return lambda circumstances: value if circumstances.method == method else None
-
-
 def _reuse(circumstances: Circumstances, *, default: bool) -> bool | None:
     """Reuse of prefixes as the deployment asks for it; with DFlash `default`, else the runtime's own choice."""
     asked = circumstances.reuses_prefixes
@@ -83,7 +79,7 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
                why="tokens that a hit spares the target bring the drafter no hidden states, and acceptance falls"
                " (vllm#47930, vllm#51250)"),
         Choice(rule="hybrid-cache", key="disable_hybrid_kv_cache_manager",
-               wanted=_if("dflash", value=False), is_default=lambda _: True,
+               wanted=lambda c: False if c.method == "dflash" else None, is_default=lambda _: True,
                why="gpt-oss-120b then keeps 1.69 times the KV bytes of a token (20b 1.33), and Gemma 4 does not start"
                " ('same window size'): counted with vLLM 0.33.0's own v1/core/kv_cache_planning.py. It spares the V1"
                " runner an assertion, and CUDA decodes DFlash with V2 (config/vllm.py); a CPU without Triton has V1"),

@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 from dflash_trt.deploy.catalog import known_draft
-from dflash_trt.deploy.checker import deployment_config
 from dflash_trt.deploy.foreign.read_arguments import read_arguments
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, served_target
 from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.serving import ServedModels
@@ -37,24 +36,21 @@ def file_configs(
     neither a YAML mapping nor starts a server of the runtime, CheckpointError when it names a directory that is no
     draft.
     """
-    text, configs = read_text(file, ConfigError, limit=MAX_BYTES) if text is None else text, []
-    for read in read_arguments(text, file, schema):
-        if deployment is not None:
-            config = deployment_config(deployment, schema, read.document)
-        else:
-            config = _named_config(read.document, schema, gpus=gpus, target=target, draft=draft)
-        configs.append(
-            msgspec.structs.replace(
-                config, reading=read.reading, environment=read.environment, is_whole=read.is_whole, dynamo=read.dynamo
-            )
-        )
-    return configs
+    text = read_text(file, ConfigError, limit=MAX_BYTES) if text is None else text
+    configs = read_arguments(text, file, schema)
+    if deployment is not None:
+        served = served_by(deployment, schema.runtime)
+        return [msgspec.structs.replace(config, served=served) for config in configs]
+    return [
+        msgspec.structs.replace(config, served=_named_models(config.document, schema, gpus, target, draft))
+        for config in configs
+    ]
 
 
-def _named_config(
-    document: dict[str, Any], schema: Schema, *, gpus: Gpus | None, target: str | None, draft: str | None
-) -> CheckedConfig:
-    """`document` with the models and GPUs that it or the user names."""
+def _named_models(
+    document: dict[str, Any], schema: Schema, gpus: Gpus | None, target: str | None, draft: str | None
+) -> ServedModels:
+    """The models and GPUs that a document or the user names."""
     speculation = with_short_flags(document)[0] if schema.runtime == "vllm" else document
     named = draft or schema.setting(speculation, runtime_keys()[schema.runtime].draft)
     target = target or served_target(document)
@@ -67,7 +63,7 @@ def _named_config(
     elif isinstance(named, str) and not decoding:  # the runtime infers the method: it may be an ordinary model
         with suppress(CheckpointError):
             sizes = draft_sizes(named) or _catalogued(named)
-    served = ServedModels(
+    return ServedModels(
         target=target,
         checkpoint=None if sizes is None else sizes.name,
         gpus=gpus,
@@ -77,7 +73,6 @@ def _named_config(
         mode="native" if ranks is None else "engine",
         num_ranks=ranks or 1,
     )
-    return CheckedConfig(schema=schema, document=document, served=served)
 
 
 def _catalogued(name: str) -> DraftSizes | None:

@@ -144,11 +144,17 @@ def parse_gpus(text: str, where: str, facts: GpuFacts | None = None) -> Gpus:
     name, number = match["name"] or match["last"], match["number"] or match["first"]
     gpu, count = facts.spec(name) if facts else known_gpu(name, where), int(number)
     most, nodes = gpu.gpus_per_node, gpu.gpus_per_node * MAX_NODES
-    if count > most and (count % most or count > nodes):
+    if count not in counts(gpu):
         raise ConfigError(
             f"{where}: expected at most {most} GPUs (one node), or whole nodes up to {nodes}, found {shown(text)}"
         )
     return Gpus(gpu, count)
+
+
+def counts(gpu: GpuSpec) -> list[int]:
+    """Numbers of one GPU that a deployment may have, ascending: up to a node, then whole nodes."""
+    node = gpu.gpus_per_node
+    return [*range(1, node + 1), *(node * nodes for nodes in range(2, MAX_NODES + 1))]
 
 
 def _counted(text: str) -> str:

@@ -7,11 +7,12 @@ Estimates from sizes, not measurements. The memory that TensorRT-LLM sets aside 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from typing import Literal
 
 import msgspec
 
+from dflash_trt.deploy.gpus import Gpus, counts
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes
@@ -135,8 +136,8 @@ def gpu_memory(load: ServingLoad, schema: Schema) -> GpuMemory:
         largest_fraction=max(0.0, 1 - late / free) if free > 0 else 0.0,
         fits=_fits(load, schema),
         is_estimate=not _fits(load, schema) and _fits(load, schema, spared=ACTIVATION_RESERVE_BYTES),
-        largest_batch=_largest(lambda n: _fits(msgspec.structs.replace(load, max_batch_size=n), schema), MAX_BATCH),
-        largest_context=_largest(lambda n: _fits(msgspec.structs.replace(load, max_seq_len=n), schema), MAX_TOKENS),
+        largest_batch=_largest(load, schema, "max_batch_size", MAX_BATCH),
+        largest_context=_largest(load, schema, "max_seq_len", MAX_TOKENS),
     )
 
 
@@ -207,6 +208,23 @@ def request_bytes(load: ServingLoad, schema: Schema) -> int | None:
     return cache + load.max_seq_len * rows
 
 
+def smallest_gpus(load: ServingLoad, schema: Schema) -> Gpus | None:
+    """The fewest GPUs of the load's model on which it fits, tensor-parallel over all; None if no number is enough.
+
+    Smaller numbers than the load's ranks, and those that do not divide the heads of target and draft, are left out.
+    """
+    heads = [load.target_sizes.num_attention_heads or 0 if load.target_sizes else 0]
+    heads += [load.draft_sizes.spec.num_attention_heads] if load.draft_sizes else []
+    for count in counts(load.gpus.gpu):
+        if count <= load.tensor_parallel or any(each % count for each in heads):
+            continue
+        gpus = Gpus(load.gpus.gpu, count)
+        ranks = 1 if load.enable_attention_dp or (load.mode == "engine" and load.num_ranks == 1) else count
+        if _fits(msgspec.structs.replace(load, gpus=gpus, tensor_parallel=count, num_ranks=ranks), schema):
+            return gpus
+    return None
+
+
 def _context_row_bytes(load: ServingLoad, schema: Schema) -> int:
     assert load.draft_sizes is not None, "plain decoding has no context rows"
     return load.draft_sizes.spec.context_bytes_per_token(fp8=is_fp8_context(load, schema), num_ranks=load.num_ranks)
@@ -222,10 +240,7 @@ def _fits(load: ServingLoad, schema: Schema, spared: int = 0) -> bool:
     return free >= 0 and int(free * pool_fraction(load, schema)) >= (request_bytes(load, schema) or 0)
 
 
-def _largest(fits: Callable[[int], bool], bound: int) -> int:
-    """The largest number from 1 to `bound` that fits; what fits a number fits every smaller one."""
-    low, high = 0, bound
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+def _largest(load: ServingLoad, schema: Schema, size: str, bound: int) -> int:
+    """The largest `size` from 1 to `bound` that fits, as all smaller ones do; 0 if none does."""
+    sizes = range(1, bound + 1)
+    return bisect_left(sizes, True, key=lambda n: not _fits(msgspec.structs.replace(load, **{size: n}), schema))

@@ -82,16 +82,18 @@ def trtllm_document(server: Server, script: Path) -> tuple[dict[str, Any], list[
             findings.append(Finding("unknown-key", WARNING, option, problem, "look it up in trtllm-serve --help"))
             words = words[1:] if words and not words[0].startswith("--") and not is_joined else words
         elif option in SWITCHES or (own and (not words or words[0].startswith("--")) and not is_joined):
-            _set(document, keys[option], True)
+            document = merged(document, nested(keys[option], True)) if keys[option] else document
         else:
             text = value if is_joined else words.pop(0) if words else ""
-            if "$" in text and keys[option]:
+            if not keys[option]:
+                continue
+            if "$" in text:
                 problem = f"{text} is known only to the shell that runs it"
                 findings.append(
                     Finding("variable", UNCHECKED, keys[option], problem, "write its value, or set it in the script")
                 )
             else:
-                _set(document, keys[option], yaml_document(text, script, ConfigError))
+                document = merged(document, nested(keys[option], yaml_document(text, script, ConfigError)))
     if isinstance(pool := document.get("kv_cache_config"), dict) and isinstance(named.get("kv_cache_config"), dict):
         named["kv_cache_config"] = pool | named["kv_cache_config"]
     document |= named
@@ -109,11 +111,3 @@ def file_words(words: Sequence[str]) -> Iterator[tuple[int, str]]:
                 yield index, value
             elif index + 1 < len(words):
                 yield index + 1, words[index + 1]
-
-
-def _set(document: dict[str, Any], key: str, value: Any) -> None:
-    outer, _, inner = key.partition(".")
-    if inner:
-        document.setdefault(outer, {})[inner] = value
-    elif key:
-        document[key] = value

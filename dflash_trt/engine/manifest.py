@@ -138,7 +138,7 @@ def _not_an_engine(directory: Path) -> EngineError:
     if not directory.exists():
         found = "nothing there"
         if REPOSITORY_ID.fullmatch(name := str(directory)):
-            found = "no such directory: as a Hugging Face repository id it names a checkpoint"
+            found = "the id of a Hugging Face repository, and no such directory"
             draft, target = (name, target) if "dflash" in name.lower() else (draft, name)
     elif directory.is_file():
         found = "a file"

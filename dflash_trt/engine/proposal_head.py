@@ -107,9 +107,6 @@ def _target_head(target: TargetCheckpoint) -> StoredTensor:
         raise CheckpointError(f"{target.directory}: expected one tensor named *lm_head.weight, found {len(heads)}")
     head, shape = heads[0], (target.spec.vocab_size, target.spec.hidden_size)
     if head.shape != shape or head.dtype not in DENSE_TYPES:
-        raise CheckpointError(
-            f"{head.file}: tensor {head.name!r}: expected {'/'.join(DENSE_TYPES)} {list(shape)}, found {head.dtype}"
-            f" {list(head.shape)}",
-            hint="give --target a checkpoint whose lm_head is not quantised",
-        )
+        hint = "give --target a checkpoint whose lm_head is not quantised"
+        raise head.error(f"{'/'.join(DENSE_TYPES)} {list(shape)}", hint=hint)
     return head

@@ -25,7 +25,7 @@ class OutputKind:
     """A kind of result; a command replaces older results of the same kind only."""
 
     name: str
-    """Name with its article, for "expected an engine directory"."""
+    """Name with its article: "an engine directory"."""
     recognizes: Callable[[Path], bool]
     """Whether the file or directory at a path is one of ours."""
     form: Literal["directory", "file"] = "directory"
@@ -95,16 +95,14 @@ def check_replaceable(path: Path, kind: OutputKind, *, force: bool) -> None:
         mode = path.stat().st_mode
     except OSError:  # other errors are reported when it is written
         return
-    hint, expected = f"choose another {kind.option}", f"expected a {kind.form} that does not exist yet"
-    if kind.form == "directory" and not stat.S_ISDIR(mode):
-        raise BuildError(f"{path}: {expected}, found a file", hint=hint)
-    if kind.form == "file" and not stat.S_ISREG(mode):
-        found = "a directory" if stat.S_ISDIR(mode) else "something that is not a file"
-        raise BuildError(f"{path}: {expected}, found {found}", hint=hint)
+    hint = f"choose another {kind.option}"
+    is_form = stat.S_ISDIR if kind.form == "directory" else stat.S_ISREG
+    if not is_form(mode):
+        raise BuildError(f"{path} already exists and is not a {kind.form}", hint=hint)
     if not (_is_empty(path) or kind.recognizes(path)):
-        raise BuildError(f"{path}: expected {kind.name} or none, found another {kind.form}", hint=hint)
+        raise BuildError(f"{path} already exists and is not {kind.name}, so it is not replaced", hint=hint)
     if not force:
-        raise BuildError(f"{path}: {expected}, found one", hint=f"{hint}, or replace it with --force")
+        raise BuildError(f"{path} already exists", hint=f"{hint}, or replace it with --force")
 
 
 @contextmanager

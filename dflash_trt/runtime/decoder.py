@@ -77,7 +77,7 @@ class Decoder:
             return
         logits = self.runner.verify(parts)
         accepted = accept_parts(parts, logits)
-        self._commit(parts, accepted)
+        self._commit(parts, chunks, accepted)
         self._observe(blocks, chunks, accepted)
         self._draft_ahead()
         self._count(parts, accepted)
@@ -156,11 +156,13 @@ class Decoder:
         sizes = split_room(self._prefill_chunk, [(request.client, request.num_unread) for _, request in reading])
         return [StepInput.chunk(*each, size) for each, size in zip(reading, sizes, strict=True) if size]
 
-    def _commit(self, parts: Sequence[StepInput], accepted: list[list[int]]) -> None:
+    def _commit(self, parts: Sequence[StepInput], chunks: Sequence[StepInput], accepted: list[list[int]]) -> None:
         """Rolls back what was rejected; the rest is in both caches, and in the answers up to a token that ends them."""
         self.runner.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
+        for chunk in chunks:
+            chunk.request.num_unread -= len(chunk.token_ids)
         if not all(accepted):  # chunks inside a prompt emit nothing
-            emit = [part.num_logits > part.num_prompt_logits for part in parts]
+            emit = [part.num_drawn for part in parts]
             parts, accepted = [*compress(parts, emit)], [*compress(accepted, emit)]
         requests, drafted = [part.request for part in parts], [part.drafted for part in parts]
         append_all(requests, drafted, accepted, time.perf_counter())
@@ -169,8 +171,6 @@ class Decoder:
         self, blocks: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[Sequence[int]]
     ) -> None:
         """Tells the policies what the step did, but for blocks without a token, and what it cost."""
-        for chunk in chunks:
-            chunk.request.num_unread -= len(chunk.token_ids)
         drafted = [(block.drafted, tokens) for block, tokens in zip(blocks, accepted, strict=False) if tokens]
         record = StepRecord(
             proposed=[0 if drafts.is_forced else len(drafts.token_ids) for drafts, _ in drafted],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -25,21 +26,33 @@ class PluginProcessor:
 
     def __init__(self, entry: EntryPoint, processor: LogitsProcessor) -> None:
         self._entry, self._processor = entry, processor
+        self._error: RequestError | None = None
 
     def process(self, logits: Row, proposals: Sequence[int]) -> None:
         """Changes rows [K + 1, V] in place."""
+        if self._error is not None:
+            raise self._error
         with blamed(self._entry, error=RequestError):
             self._processor.process(logits, proposals)
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Takes the tokens that were appended to the answer."""
-        with blamed(self._entry):
+        """Takes the tokens that were appended to the answer; if the plug-in fails, the next `process` raises."""
+        with self._error_kept():
             self._processor.advance(token_ids)
 
     def forced(self) -> list[int]:
-        """Tokens that must come next."""
-        with blamed(self._entry):
+        """Tokens that must come next; none if the plug-in fails, and the next `process` raises."""
+        with self._error_kept():
             return self._processor.forced()
+        return []
+
+    @contextmanager
+    def _error_kept(self) -> Iterator[None]:
+        try:
+            with blamed(self._entry, error=RequestError):
+                yield
+        except RequestError as error:
+            self._error = error
 
 
 class AcceptanceRule:

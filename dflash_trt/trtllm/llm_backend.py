@@ -284,7 +284,7 @@ def _check(deployment: ResolvedDeployment, arguments: dict[str, Any], *, registe
     findings = check(deployment_config(deployment, schema, arguments))
     if errors := [finding for finding in findings if finding.severity == ERROR]:
         listed = "".join(f"\n  - {finding}" for finding in errors)
-        raise ConfigError(f"{deployment.name}: expected a configuration that TensorRT-LLM can run, found:{listed}")
+        raise ConfigError(f"{deployment.name} cannot run in TensorRT-LLM:{listed}")
     ranks, gpus = deployment.tensor_parallel, import_module("torch").cuda.device_count()
     if ranks > gpus and not is_trtllm_launch(os.environ):
         raise ConfigError(

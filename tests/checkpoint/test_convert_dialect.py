@@ -155,12 +155,12 @@ def test_force_replaces_only_what_is_ours(tmp_path: Path) -> None:
     assert "replace it with --force" in message
     convert_dialect(draft, LAYOUTS["modelopt"], tmp_path / "out", force=True)
     foreign = write_random_draft(tmp_path / "foreign", dialect="qwen3")
-    assert "found another directory" in refusal(
+    assert "already exists and is not" in refusal(
         lambda: convert_dialect(draft, LAYOUTS["zlab"], foreign, force=True), BuildError
     )
     own = read_draft(tmp_path / "out")
     message = refusal(lambda: convert_dialect(own, LAYOUTS["zlab"], tmp_path / "out", force=True), BuildError)
-    assert "expected a directory that does not hold the draft itself" in message
+    assert "would replace the draft itself" in message
 
 
 def test_every_fact_has_its_place() -> None:

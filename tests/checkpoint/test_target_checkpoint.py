@@ -58,6 +58,6 @@ def test_one_embedding_of_the_right_shape(
 
 
 def test_what_is_no_target(draft_dir: Path, target_dir: Path) -> None:
-    assert "expected a target, found a DFlash draft" in refusal(lambda: read_target(draft_dir))
+    assert "is a DFlash draft, not a target" in refusal(lambda: read_target(draft_dir))
     edit_config(target_dir, num_hidden_layers=10**15)
     assert "num_hidden_layers: expected an integer from 1 to" in refusal(lambda: read_target(target_dir))

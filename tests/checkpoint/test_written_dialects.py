@@ -21,6 +21,8 @@ from tests.checkpoint.test_convert_dialect import SOME_SLIDING, to
 from tests.paths import FIXTURES
 from tests.reference.synthetic import write_random_draft
 
+pytestmark = pytest.mark.full
+
 VLLM_CAUSAL = """
 import ast, importlib.util, json, pathlib, sys, types
 root = pathlib.Path(importlib.util.find_spec("vllm").origin).parent  # nothing of it is imported: it needs a GPU's build
@@ -52,7 +54,6 @@ has_vllm = pytest.mark.skipif(
 WINDOWS = [(None, None), (["sliding_attention"] * 3, False), (["sliding_attention"] * 3, True), (SOME_SLIDING, False)]
 
 
-@pytest.mark.full
 @has_vllm
 @pytest.mark.parametrize(("types", "is_causal"), WINDOWS)
 def test_vllm_computes_the_same_causality(types: list[str] | None, is_causal: bool | None, tmp_path: Path) -> None:
@@ -63,7 +64,6 @@ def test_vllm_computes_the_same_causality(types: list[str] | None, is_causal: bo
     assert as_vllm_reads(tmp_path / "written")["causal"] == [layer.causal for layer in written.spec.layers]
 
 
-@pytest.mark.full
 @has_vllm
 @pytest.mark.parametrize("types", [None, SOME_SLIDING, ["sliding_attention"] * 3])
 @pytest.mark.parametrize("from_anchor", [True, False])
@@ -131,7 +131,6 @@ def speculators_python() -> Path | None:
     return Path(named) if named else Path(sys.executable) if importlib.util.find_spec("speculators") else None
 
 
-@pytest.mark.full
 @pytest.mark.skipif(speculators_python() is None, reason="needs speculators, here or in SPECULATORS_PYTHON")
 @pytest.mark.parametrize("case", ["tiny-qwen3-dflash", "tiny-gpt-oss-dflash", "windows", "vocabulary", "dspark"])
 def test_the_speculators_package_reads_what_we_write(case: str, tmp_path: Path) -> None:

@@ -69,5 +69,6 @@ def _describe(parameter: click.Parameter) -> str:
         name = parameter.human_readable_name.upper()
         return name if parameter.required else f"[{name}]"
     names = "/".join(parameter.opts)
-    value = "" if isinstance(parameter, click.Option) and parameter.is_flag else f" {parameter.type.name.upper()}"
+    is_flag = isinstance(parameter, click.Option) and parameter.is_flag
+    value = "" if is_flag else f" {parameter.metavar or parameter.type.name.upper()}"
     return f"{names}{value}" if parameter.required else f"[{names}{value}]"

@@ -97,7 +97,7 @@ def test_swapped_arguments_are_named(command: str, tmp_path: Path) -> None:
     assert (swapped.returncode, swapped.stdout) == (1, "")
     assert f"draft and target are swapped: {DRAFT} is a draft, {TARGET} is not" in swapped.stderr
     twice = run(command, DRAFT, "--target", DRAFT, *more)
-    assert f"{DRAFT}: expected a target, found a DFlash draft" in twice.stderr
+    assert f"{DRAFT} is a DFlash draft, not a target" in twice.stderr
     assert list(tmp_path.iterdir()) == []
 
 

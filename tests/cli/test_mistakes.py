@@ -4,13 +4,14 @@
 import re
 import socket
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import run
 from tests.engines import trained_engine
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, REPOSITORY
 
 DEPLOYMENT = "gpt-oss-120b.b300x8.latency"
 DRAFT, TARGET, PROMPTS = FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3", FIXTURES / "prompts.jsonl"
@@ -19,7 +20,7 @@ MISTAKES = {
     # Typos and swapped words
     "serv engine": "No such command 'serv'. (Did you mean one of: 'search', 'serve'?)",
     "serve ENGINE --prot 8000": "No such option '--prot'. (Did you mean",
-    "drafts openai/gpt-oss-12b": "openai/gpt-oss-12b: expected a target of which a draft is known",
+    "drafts openai/gpt-oss-12b": "no draft is known for openai/gpt-oss-12b",
     "inspect z-lab/Qwen3-8B-DFlash": "no files in the Hugging Face cache",
     "convert DRAFT -o DIR/out --to zlabs": "'zlabs' is not one of 'zlab', 'speculators', 'modelopt'",
     "quantize DRAFT -o DIR/out --recipe nvfp5": "(nearest recipe: nvfp4)",
@@ -33,7 +34,7 @@ MISTAKES = {
     f"serve-config {DEPLOYMENT} --runtime vllm --set max-num-foo=3": "max_num_foo: not known to this schema",
     "serve-config --list qwen9": "matches qwen9",
     "estimate gpt-oss --tau 3": "gpt-oss is neither a deployment file",
-    "try nowhere": "expected an engine directory or a deployment",
+    "try nowhere": "nowhere is neither an engine directory nor a deployment",
     # Missing files and options
     "inspect DIR/nowhere": "neither a checkpoint directory nor a Hugging Face repository id",
     "inspect DIR": "config.json: no such file",
@@ -52,7 +53,7 @@ MISTAKES = {
     "generate ENGINE": "give either PROMPT or --token-ids FILE",
     "generate DIR/nowhere x": "DIR/nowhere is not an engine directory: found nothing there",
     "chat DIR/nowhere": "DIR/nowhere is not an engine directory",
-    "serve someone/unknown": "as a Hugging Face repository id it names a checkpoint",
+    "serve someone/unknown": "found the id of a Hugging Face repository, and no such directory",
     "serve Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16: no files in the Hugging Face cache",
     "serve ENGINE --api-key-file DIR/no.txt": "cannot read DIR/no.txt",
     "serve ENGINE --config DIR/no.yaml": "cannot read DIR/no.yaml",
@@ -68,11 +69,11 @@ MISTAKES = {
     "bench run --prompts gsm8k -o DIR/run": "expected --endpoint NAME=URL or --engine",
     "bench report DIR/no -o DIR/report": "cannot read DIR/no/run.json",
     # Wrong values
-    "inspect DRAFT --target DRAFT": "expected a target, found a DFlash draft",
+    "inspect DRAFT --target DRAFT": "is a DFlash draft, not a target",
     f"build {TARGET} --target DRAFT -o DIR/out": "draft and target are swapped",
     f"build {PAIR} --gpu rtx5091": "expected sm80 (a100, a30)",
-    f"build DRAFT --target {TARGET} -o ENGINE": "expected a directory that does not exist yet",
-    "quantize DRAFT -o DRAFT --recipe fp8": "expected a directory that does not hold the draft itself",
+    f"build DRAFT --target {TARGET} -o ENGINE": "engine already exists",
+    "quantize DRAFT -o DRAFT --recipe fp8": "would replace the draft itself",
     f"capture DRAFT --target {TARGET} --prompts DIR/text.txt -o DIR/f.safetensors": "text that is not JSON",
     f"verify DRAFT --target {TARGET} --prompts {PROMPTS}": "is not an engine directory: found a checkpoint",
     f"verify ENGINE --max-tau-loss 3 --prompts {PROMPTS}": "expected a share such as 3% or 0.03, found '3'",
@@ -94,18 +95,36 @@ MISTAKES = {
     "serve-config openai/gpt-oss-120b --gpus b301x8 --runtime vllm": "(nearest GPU: b300)",
     "serve-config openai/gpt-oss-120b --gpus b300 --runtime vllm": "b300x1 is one of them",
     "serve-config openai/gpt-oss-120b --gpus b300x7 --runtime vllm": "expected a divisor of the 64 attention heads",
-    "serve-config openai/gpt-oss-120b --gpus rtx5090x1 --runtime vllm": "use more or larger GPUs",
+    "serve-config openai/gpt-oss-120b --gpus rtx5090x1 --runtime vllm": "use at least rtx5090x4, with",
     f"serve-config {DEPLOYMENT} --runtime vllm --check DIR/text.txt": "expected a mapping of vllm's arguments",
     f"estimate {DEPLOYMENT} --tau 0.5": "tau: expected 1 to 10",
     "bench run --endpoint a --prompts gsm8k -o DIR/run": "expected NAME=URL, found 'a'",
     "doctor localhost": "expected a URL as http://localhost:8000",
-    "doctor localhost:1": "http://localhost:1/v1/models: expected a server, found: Connection refused",
+    "doctor localhost:1": "cannot connect to http://localhost:1/v1/models: Connection refused",
     "doctor --seconds 5": "--seconds is for a URL",
     "doctor ftp://x:1": "expected the URL of a server",
 }
 """Words of a command, and a part of its answer. DRAFT, ENGINE, DIR and BUSY, a port in use, are replaced."""
+SEARCHED = (
+    "drafts openai/gpt-oss-12b", "try nowhere", "inspect z-lab/Qwen3-8B-DFlash", "inspect DIR/text.txt",
+    "estimate gpt-oss --tau 3", "inspect DRAFT --target DRAFT", f"build DRAFT --target {TARGET} -o ENGINE",
+    f"build {TARGET} --target DRAFT -o DIR/out", "serve ENGINE --port BUSY", f"serve {DEPLOYMENT}", "doctor ftp://x:1",
+)  # fmt: skip
+"""Mistakes whose whole answer, but for its values, is one literal on one line of the sources."""
 NEXT = re.compile(r"\nhint: .|^hint: .|Try 'dflash-trt .*--help' for help\.", re.MULTILINE)
 REPR = re.compile(r"PosixPath\(|<[\w.]+ object at|<class |Traceback|dict_keys|namespace\(|Error\(")
+
+
+@cache
+def literals() -> list[re.Pattern[str]]:
+    """String literals of the package that stand on one line, with any text in the place of values: what grep finds."""
+    found = []
+    for file in (REPOSITORY / "dflash_trt").rglob("*.py"):
+        for literal in re.findall(r'"((?:[^"\\\n]|\\.)+)"', file.read_text()):
+            words = re.split(r"\{[^{}]*\}", literal)
+            if len("".join(words)) >= 15:
+                found.append(re.compile(".+".join(map(re.escape, words))))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +149,9 @@ def test_an_answer_names_the_next_command(
         return re.sub(r"\b(DIR|DRAFT|ENGINE|BUSY)\b", lambda match: str(names[match[0]]), text)
 
     done = run(*map(replaced, mistake.split()))
+    if mistake in SEARCHED:
+        (sentence,) = re.findall(r"^error: (.*)$", done.stderr, re.MULTILINE)
+        assert any(literal.fullmatch(sentence) for literal in literals()), sentence
     assert done.returncode in (1, 2), done.stderr
     assert replaced(MISTAKES[mistake]) in done.stderr
     assert NEXT.search(done.stderr), done.stderr

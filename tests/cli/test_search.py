@@ -96,7 +96,7 @@ def test_bytes_that_cannot_be_met(features: dict[str, Path], tmp_path: Path, mon
 
 def test_another_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("description: by hand")
-    with pytest.raises(BuildError, match="expected a recipe that this command searched or none, found another file"):
+    with pytest.raises(BuildError, match="already exists and is not a recipe that this command searched"):
         search(tmp_path / "none", tmp_path / "own.yaml", "--force")
 
 

@@ -37,6 +37,7 @@ def test_help_of_every_command(name: str) -> None:
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
+            assert parameter.metavar or parameter.is_flag or parameter.type.name != "text", parameter.name
 
 
 def test_commands_are_grouped_as_in_the_readme() -> None:

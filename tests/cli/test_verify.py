@@ -158,7 +158,7 @@ def test_lossless_is_not_all(place: Path, capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(import_module("dflash_trt.cli.verify"), "POOREST_TAU", 9)
     verify(place, "engine", *FEW)
     verdict, following = capsys.readouterr().err.splitlines()[-2:]
-    assert verdict.endswith("below the poorest published use of DFlash (9)")
+    assert verdict.endswith("below the lowest published for DFlash (9)")
     assert "serve" not in following
 
 

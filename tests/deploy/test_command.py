@@ -69,9 +69,7 @@ def test_a_broken_file_exits_with_1_and_lists_everything(tmp_path: Path) -> None
     assert [line.partition(":")[0] for line in lines if "[unknown-key]" in line or "[token-budget]" in line] == [
         "error", "error",
     ]  # fmt: skip
-    assert result.stderr.startswith(
-        f"error: {file}: expected a configuration for tensorrt_llm 1.4.0rc1, found 2 errors"
-    )
+    assert result.stderr.startswith(f"error: {file} cannot run in tensorrt_llm 1.4.0rc1: 2 errors")
 
 
 def test_a_release_without_a_schema_is_written_and_checked_with_a_warning(tmp_path: Path) -> None:
@@ -127,7 +125,7 @@ def test_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 
 def test_checkpoints_and_files_that_are_refused(tmp_path: Path) -> None:
     draft, target = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
-    with pytest.raises(ConfigError, match="found 1 error"):
+    with pytest.raises(ConfigError, match=": 1 error"):
         run_here(
             "serve-config", draft, "--target", target, "--gpus", "h100x1", "--runtime", "trtllm",
             "--set", f"speculative_config.speculative_model={draft}",

@@ -12,7 +12,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.deploy.gpus import known_gpus, parse_gpu_facts, parse_gpus
-from dflash_trt.deploy.memory import GIB, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
+from dflash_trt.deploy.memory import GIB, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes, smallest_gpus
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.serving import ServingLoad
@@ -237,3 +237,23 @@ def test_gpus_that_their_owner_describes() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"--gpu-facts: expected .*{words}"):
             parse_gpu_facts(text, "--gpu-facts")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "expected"),
+    [
+        ("rtx5090x1", "openai/gpt-oss-120b", "rtx5090x4"),
+        ("l4x1", "openai/gpt-oss-120b", "l4x8"),
+        ("gb10x1", "Qwen/Qwen3-Coder-Next", "gb10x2"),
+        ("h100x1", "moonshotai/Kimi-K2.5", "h100x16"),
+        ("l4x1", "zai-org/GLM-5.3", None),
+    ],
+)
+def test_the_fewest_gpus_that_are_enough(gpus: str, name: str, expected: str | None) -> None:
+    """Each smaller number that divides the heads is refused by the same account."""
+    one = load(gpus=parse_gpus(gpus, "gpus"), target_sizes=target(name), tensor_parallel=1, num_ranks=1)
+    found = smallest_gpus(one, VLLM)
+    assert (found and str(found)) == expected
+    for count in (1, 2, 4, 8, 16, 32, 64):
+        if found is None or count < found.count:
+            assert not gpu_memory(msgspec.structs.replace(one, tensor_parallel=count, num_ranks=count), VLLM).fits

@@ -116,7 +116,7 @@ def test_only_a_configuration_of_ours_is_replaced(capsys: pytest.CaptureFixture[
     steps(capsys, "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm", "--launcher", "slurm")
     assert CONFIGURATION.recognizes(Path("FILE"))
     Path("FILE").write_text("all that I know\n")
-    with pytest.raises(BuildError, match="expected"):
+    with pytest.raises(BuildError, match="already exists and is not a configuration that dflash-trt wrote"):
         steps(capsys, "qwen3-8b.h200x1.latency", "--runtime", "vllm")
     assert Path("FILE").read_text() == "all that I know\n"
     assert capsys.readouterr().out == ""

@@ -74,7 +74,7 @@ def test_shards_give_the_same_engine(draft_dir: Path, target_dir: Path, tmp_path
 def test_only_engines_are_replaced(options: tuple[str, ...], draft_dir: Path, target_dir: Path) -> None:
     before = contents(target_dir)
     message = refusal(lambda: build(draft_dir, target_dir, target_dir, *options), BuildError)
-    assert f"{target_dir}: expected an engine directory or none, found another directory" in message
+    assert f"{target_dir} already exists and is not an engine directory" in message
     assert contents(target_dir) == before
 
 
@@ -83,7 +83,7 @@ def test_a_manifest_of_something_else_is_no_engine(draft_dir: Path, target_dir: 
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "manifest.json").write_text('{"name": "my page", "manifest_version": 3}')
     message = refusal(lambda: build(draft_dir, target_dir, tmp_path / "page", "--force"), BuildError)
-    assert "expected an engine directory or none, found another directory" in message
+    assert "already exists and is not an engine directory" in message
     assert list(contents(tmp_path / "page")) == ["manifest.json"]
 
 

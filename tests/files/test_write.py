@@ -71,7 +71,7 @@ def test_an_error_leaves_nothing(error: type[BaseException], tmp_path: Path) -> 
 def test_existing_directory(tmp_path: Path) -> None:
     make(tmp_path / "out", content="old")
     message = refusal(lambda: make(tmp_path / "out"), BuildError)
-    assert f"{tmp_path / 'out'}: expected a directory that does not exist yet, found one" in message
+    assert message.startswith(f"{tmp_path / 'out'} already exists\n")
     assert "hint: choose another -o DIR, or replace it with --force" in message
     assert (tmp_path / "out" / "file").read_text() == "old"
 
@@ -85,9 +85,9 @@ def make_file(path: Path, *, force: bool = False) -> None:
 @pytest.mark.parametrize(
     ("write", "precious", "found", "option"),
     [
-        (make, "out", "expected a directory that does not exist yet, found a file", "-o DIR"),
-        (make, "out/precious", "out: expected a directory of notes or none, found another directory", "-o DIR"),
-        (make_file, "out", "out: expected a note or none, found another file", "-o FILE"),
+        (make, "out", "out already exists and is not a directory", "-o DIR"),
+        (make, "out/precious", "out already exists and is not a directory of notes", "-o DIR"),
+        (make_file, "out", "out already exists and is not a note", "-o FILE"),
     ],
 )
 def test_nothing_of_another_kind_is_replaced(
@@ -122,7 +122,7 @@ def test_what_has_become_of_another_kind_meanwhile_is_kept(tmp_path: Path) -> No
             (directory / "file").touch()
             (tmp_path / "out" / "file").rename(tmp_path / "out" / "precious")
 
-    assert "found another directory" in refusal(replace_while_somebody_moves_in, BuildError)
+    assert "already exists and is not a directory of notes" in refusal(replace_while_somebody_moves_in, BuildError)
     assert names(tmp_path) == ["out"]
     assert names(tmp_path / "out") == ["precious"]
 
@@ -141,7 +141,7 @@ def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
             (tmp_path / "out").mkdir()
             (tmp_path / "out" / "file").write_text("the other process")
 
-    assert "expected a directory that does not exist yet" in refusal(make_while_another_process_does, BuildError)
+    assert "already exists" in refusal(make_while_another_process_does, BuildError)
     assert (tmp_path / "out" / "file").read_text() == "the other process"
     assert names(tmp_path) == ["out"]
 
@@ -190,7 +190,7 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make_it", [lambda path: path.mkdir(), os.mkfifo])
 def test_what_is_no_file_is_no_file_to_replace(make_it: Callable[[Path], None], tmp_path: Path) -> None:
     make_it(tmp_path / "out")
-    assert "expected a file that does not exist yet" in refusal(
+    assert "out already exists and is not a file" in refusal(
         lambda: make_file(tmp_path / "out", force=True), BuildError
     )
 

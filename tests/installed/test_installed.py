@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New users with the wheel in an empty environment, no checkout near: scripts as they stand, and commands of pages."""
+"""New users with the wheel in an empty environment and no checkout near, by scripts."""
 
 import os
 import subprocess
@@ -12,10 +12,9 @@ import pytest
 
 from dflash_trt import __version__
 from dflash_trt.cli.version import commit
-from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
-from tests.runtime.server.live import started
-from tests.test_readme import FENCE
+
+pytestmark = pytest.mark.full
 
 SCRIPTS = {
     "deploy": (),
@@ -50,7 +49,6 @@ def alone(programs: Path, folder: Path, *command: object) -> str:
     return run("env", "-i", f"PATH={programs}:/usr/bin:/bin", f"HOME={folder}", *command, cwd=folder)
 
 
-@pytest.mark.full
 def test_the_wheel_says_its_commit(programs: Path, tmp_path: Path) -> None:
     recorded = os.environ.get("DFLASH_COMMIT") or commit()
     lines = alone(programs, tmp_path, "dflash-trt", "--version").splitlines()
@@ -60,7 +58,6 @@ def test_the_wheel_says_its_commit(programs: Path, tmp_path: Path) -> None:
     assert Path(place.strip()).is_relative_to(programs.parent)
 
 
-@pytest.mark.full
 def test_the_wheel_names_whose_code_it_holds(programs: Path) -> None:
     with zipfile.ZipFile(wheel(programs.parent)) as files:
         folder = f"dflash_trt-{__version__}.dist-info/licenses"
@@ -69,49 +66,6 @@ def test_the_wheel_names_whose_code_it_holds(programs: Path) -> None:
     assert all(owner in notice for owner in ("Wenzel Jakob", "Thibaut Goetghebuer-Planchon", "NVIDIA CUDA Runtime"))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script(name: str, programs: Path, tmp_path: Path) -> None:
     alone(programs, tmp_path, "bash", REPOSITORY / "tests" / "installed" / f"{name}.sh", *SCRIPTS[name])
-
-
-def walk(programs: Path, folder: Path, page: str, heading: str, substitutes: dict[str, object]) -> str:
-    """Output of the first commands below a heading of a page, with some words replaced."""
-    script = FENCE.findall((REPOSITORY / "docs" / page).read_text().partition(heading)[2])[0]
-    for words, fitting in substitutes.items():
-        assert words in script
-        script = script.replace(words, str(fitting))
-    return alone(programs, folder, "bash", "-euo", "pipefail", "-c", script)
-
-
-@pytest.mark.full
-def test_swapping_eagle3(programs: Path, tmp_path: Path) -> None:
-    """The command is converted without the hub, its other words as they were; then a GPU begins."""
-    said = walk(programs, tmp_path, "swap_eagle3.md", "# Swap EAGLE-3", {})
-    assert "z-lab/Qwen3-8B-DFlash-b16" in said
-    before, after = ((tmp_path / name).read_text() for name in ("eagle3.sh", "dflash.sh"))
-    assert '"method": "dflash"' in after
-    assert before.splitlines()[0].replace("8001", "8002") == after.splitlines()[0]
-
-
-@pytest.mark.full
-def test_a_slow_endpoint(programs: Path, tmp_path: Path) -> None:
-    """An operator with `observe` alone asks a server that runs in another environment, and later asks again."""
-    with started(trained_engine("tiny-gpt-oss"), FIXTURES / "tiny-gpt-oss", tmp_path / "log") as server:
-        url = {"http://localhost:8000": f"{server.await_url()} --seconds 600"}
-        said = walk(programs, tmp_path, "slow_endpoint.md", "# A slow or wrong endpoint", url)
-    assert "against the baseline's" in said
-    assert said.count("nothing wrong in") == 2
-
-
-@pytest.mark.full
-def test_plans_for_a_card_at_home(programs: Path, tmp_path: Path) -> None:
-    """A machine without a GPU builds the plans; then the card begins."""
-    pair = {
-        "-e '.[rtx]'": f"'{wheel(programs.parent)}[rtx]'",
-        "z-lab/Qwen3-8B-DFlash-b16": FIXTURES / "tiny-qwen3-dflash",
-        "Qwen/Qwen3-8B": FIXTURES / "tiny-qwen3",
-    }
-    said = walk(programs, tmp_path, "engine.md", "## An RTX 5090 at home", pair)
-    assert "plans: context, draft" in said
-    assert (tmp_path / "engine" / "draft.plan").stat().st_size > 1_000_000

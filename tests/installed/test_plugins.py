@@ -18,6 +18,8 @@ from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = REPOSITORY / "docs" / "examples" / "plugins"
 ENGINE, TARGET, PROMPT = "tiny-qwen3", FIXTURES / "tiny-qwen3", "def quicksort("
 
@@ -48,7 +50,6 @@ def generated(site: Path, *options: object, **environment: str) -> dict[str, Any
     return dict(answer)
 
 
-@pytest.mark.full
 def test_all_are_listed(site: Path) -> None:
     text = dflash(site, "doctor", "--json").stdout
     found = {entry["name"]: entry["found"] for entry in json.loads(text)["findings"]}
@@ -56,7 +57,6 @@ def test_all_are_listed(site: Path) -> None:
     assert {"plug-in my-team", "plug-in banned", "plug-in half"} <= found.keys()
 
 
-@pytest.mark.full
 def test_a_dialect(site: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     shutil.copytree(FIXTURES / "tiny-qwen3-dflash", draft)
@@ -71,21 +71,18 @@ def test_a_dialect(site: Path, tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
 
 
-@pytest.mark.full
 def test_a_logits_processor(site: Path) -> None:
     tokens = generated(site)["token_ids"]
     banned = max(tokens, key=tokens.count)
     assert banned not in generated(site, BANNED_TOKENS=str(banned))["token_ids"]
 
 
-@pytest.mark.full
 def test_a_draft_length_policy(site: Path) -> None:
     whole, half = generated(site, "--draft-length", 7), generated(site, "--draft-length", "half")
     assert half["token_ids"] == whole["token_ids"]
     assert [len(answer["accepted_by_position"]) for answer in (whole, half)] == [7, 4]
 
 
-@pytest.mark.full
 def test_an_acceptance_rule(site: Path) -> None:
     exact, relaxed = (
         generated(site, "--draft-length", 7),
@@ -99,7 +96,6 @@ def test_an_acceptance_rule(site: Path) -> None:
     assert "hint: did you mean top-3?" in refused.stderr
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("module", "code", "words"),
     [

@@ -16,10 +16,11 @@ from tests.cli.commands import run_here
 from tests.engines import build
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.full
+
 DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash2", FIXTURES / "tiny-qwen3"
 
 
-@pytest.mark.full
 @pytest.mark.skipif(
     find_spec("speculators") is None, reason="in an environment of its own: pip install speculators==0.9.0"
 )
@@ -43,7 +44,6 @@ def test_what_convert_writes_loads_and_comes_back(tmp_path: Path) -> None:
     assert after.weights.keys() == before.weights.keys()
 
 
-@pytest.mark.full
 @pytest.mark.skipif(
     find_spec("speculators") is None, reason="in an environment of its own: pip install speculators==0.9.0"
 )

@@ -90,7 +90,7 @@ def test_what_is_no_draft(tmp_path: Path) -> None:
         LLM(DRAFT)
     with pytest.raises(CheckpointError, match="swapped"):
         LLM(TARGET, DRAFT)
-    with pytest.raises(EngineError, match="is not an engine directory: found no such directory"):
+    with pytest.raises(EngineError, match="is not an engine directory: found the id of a Hugging Face repository"):
         LLM("someone/unknown-dflash")
     with pytest.raises(EngineError, match="is not an engine directory: found nothing there"):
         LLM(tmp_path / "no/such/engine")

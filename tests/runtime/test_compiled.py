@@ -20,6 +20,8 @@ from tests.engines import trained_engine
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.full
+
 NUM_SLOTS = 4
 
 
@@ -48,7 +50,6 @@ def opened(name: str) -> Session:
     return open_session(trained_engine(name), str(FIXTURES / name), options)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gpt-oss"])
 def test_tokens_are_those_of_plain_decoding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = opened(name)

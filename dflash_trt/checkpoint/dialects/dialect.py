@@ -54,7 +54,7 @@ def renamed(weights: Weights, new_name: Callable[[str], str]) -> Weights:
     result: Weights = {}
     for name, tensor in weights.items():
         if (new := new_name(name)) in result:
-            raise CheckpointError(f"{tensor.file}: tensor {name!r}: expected no other {new!r}, found one besides")
+            raise tensor.error(f"no other {new!r}", "one besides")
         result[new] = msgspec.structs.replace(tensor, name=new)
     return result
 

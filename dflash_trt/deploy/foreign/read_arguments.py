@@ -15,6 +15,7 @@ from dflash_trt.deploy.foreign.argument_file import argument_words, with_argumen
 from dflash_trt.deploy.foreign.containers import Found, manifest_kind, manifest_servers
 from dflash_trt.deploy.foreign.dynamo_words import dynamo_values
 from dflash_trt.deploy.foreign.named_file import unread_files
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.script import text_servers
 from dflash_trt.deploy.trtllm_serve import trtllm_document
@@ -46,21 +47,8 @@ OTHER_KINDS = {
 """Kinds of YAML file without arguments on the top level, by a key, with what to check in their place."""
 
 
-class Arguments(msgspec.Struct, frozen=True):
-    """Arguments of one server, as a file gives them."""
-
-    document: dict[str, Any]
-    reading: list[Finding] = []
-    """Findings from reading them."""
-    environment: dict[str, str] = {}
-    is_whole: bool = True
-    """Whether every file of arguments was opened."""
-    dynamo: dict[str, str] | None = None
-    """Values of Dynamo's own flags; None where Dynamo does not start it."""
-
-
-def read_arguments(text: str, file: Path, schema: Schema) -> list[Arguments]:
-    """The arguments of each server in the text of `file`: a manifest, a script or YAML.
+def read_arguments(text: str, file: Path, schema: Schema) -> list[CheckedConfig]:
+    """The arguments of each server in the text of `file`, a manifest, a script or YAML; of its models nothing is known.
 
     Raises ConfigError for a text without a server or argument of the runtime, naming what it is.
     """
@@ -102,7 +90,7 @@ def _manifests(text: str, file: Path) -> list[Any] | None:
     return documents if any(map(manifest_kind, documents)) else None
 
 
-def _read_server(found: Found, file: Path, schema: Schema) -> Arguments:
+def _read_server(found: Found, file: Path, schema: Schema) -> CheckedConfig:
     server = found.server
     if not server.words:
         raise ConfigError(f"{file}: {' '.join(server.program)} is given neither a model nor an argument")
@@ -119,10 +107,13 @@ def _read_server(found: Found, file: Path, schema: Schema) -> Arguments:
         findings = findings + parsed
     unread = unread_files(server, document)
     reading = [*found.findings, *findings, *unread]
-    return Arguments(document, reading, server.environment, is_whole, dynamo_values(server))
+    return CheckedConfig(
+        schema=schema, document=document, reading=reading, environment=server.environment, is_whole=is_whole,
+        dynamo=dynamo_values(server),
+    )  # fmt: skip
 
 
-def _read_yaml(text: str, file: Path, schema: Schema) -> Arguments:
+def _read_yaml(text: str, file: Path, schema: Schema) -> CheckedConfig:
     document = yaml_document(text, file, ConfigError)
     if not isinstance(document, dict):
         raise ConfigError(
@@ -142,7 +133,7 @@ def _read_yaml(text: str, file: Path, schema: Schema) -> Arguments:
         words, findings = argument_words(document, schema, name=file.name)
         arguments, parsed = parse_arguments(words, schema)
         findings += parsed
-    return Arguments(arguments, findings)
+    return CheckedConfig(schema=schema, document=arguments, reading=findings)
 
 
 def _refuse_unrecognised(document: dict[Any, Any], file: Path, schema: Schema) -> None:

@@ -20,7 +20,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Schema
     document: dict[str, Any]
-    served: ServedModels
+    served: ServedModels = ServedModels()
     environment: dict[str, str] = {}
     """Variables that the command sets."""
     reading: list[Finding] = []

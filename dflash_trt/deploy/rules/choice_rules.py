@@ -125,11 +125,23 @@ def parsers(config: CheckedConfig) -> Iterator[Finding]:
         del names["tool_call_parser"]
         yield from _dynamo_flag(config, "parsers", "dyn_reasoning_parser", known.reasoning.get("dynamo"))
         yield from _dynamo_flag(config, "parsers", "dyn_tool_call_parser", known.tool.get("dynamo"))
+        yield from _two_tool_parsers(config)
     for key, name in names.items():
         found = config.document.get(key)
         if name is None or found == name or key not in config.schema.properties():
             continue
         yield warning("parsers", key, f"{name} for {config.served.target}", found or "none", _fix(runtime, key, name))
+
+
+def _two_tool_parsers(config: CheckedConfig) -> Iterator[Finding]:
+    """SGLang's parser of tool calls beside Dynamo's, with which dynamo.sglang 1.6.1 exits (its args.py)."""
+    key = "tool_call_parser"
+    found, dynamo = config.document.get(key), _dynamo_value(config, f"dyn_{key}")
+    if config.schema.runtime == "sglang" and found and dynamo:
+        yield error(
+            "parsers", key, f"none beside --dyn-tool-call-parser {dynamo}: the worker refuses to start with both",
+            found, "remove it",
+        )  # fmt: skip
 
 
 def chat_mode(config: CheckedConfig) -> Iterator[Finding]:
@@ -151,10 +163,15 @@ def chat_mode(config: CheckedConfig) -> Iterator[Finding]:
 
 def _dynamo_flag(config: CheckedConfig, rule: str, key: str, wanted: str | None, why: str = "") -> Iterator[Finding]:
     """A flag of Dynamo's own, or its variable, with another value than `wanted`."""
-    found = (config.dynamo or {}).get(key) or config.environment.get(key.upper())
+    found = _dynamo_value(config, key)
     if wanted is not None and found != wanted:
         expected = f"{wanted}{why or f' for {config.served.target}'}"
         yield warning(rule, key, expected, found or "none", f"write --{key.replace('_', '-')} {wanted}")
+
+
+def _dynamo_value(config: CheckedConfig, key: str) -> str | None:
+    """Value of a flag of Dynamo's own, or of its variable."""
+    return (config.dynamo or {}).get(key) or config.environment.get(key.upper())
 
 
 def _text(value: object) -> str:

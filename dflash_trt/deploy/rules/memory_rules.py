@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.deployment_file import DEFAULT_SHARE
-from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.finding import ERROR, WARNING, Finding
 from dflash_trt.deploy.memory import (
     ACTIVATION_RESERVE_BYTES,
     MAX_BATCH,
@@ -16,9 +16,10 @@ from dflash_trt.deploy.memory import (
     is_dense,
     paged_arena_bytes,
     pool_fraction,
+    smallest_gpus,
 )
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
-from dflash_trt.deploy.schema import Runtime, RuntimeKeys, runtime_keys
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, unchecked, warning
+from dflash_trt.deploy.schema import Runtime, RuntimeKeys, Schema, runtime_keys
 from dflash_trt.deploy.serving import ServedModels, ServingLoad
 
 NUMBERS = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
@@ -82,11 +83,10 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
     rule = "context-arena" if memory.free_bytes < 0 and _arena(memory) else "memory"
     # TensorRT-LLM itself sets aside as much for activations as is counted; of the others it is an estimate.
     is_estimate = memory.is_estimate and config.schema.runtime != "trtllm"
-    make = warning if is_estimate else error
-    expected, found, fix = _refusal(load, memory, keys)
+    problem, fix = _refusal(load, memory, config.schema)
     if is_estimate:
-        found += f", with {_gib(ACTIVATION_RESERVE_BYTES)} kept for activations, an estimate"
-    yield make(rule, keys.max_batch_size, expected, found, fix)
+        problem += f", with {_gib(ACTIVATION_RESERVE_BYTES)} kept for activations, an estimate"
+    yield Finding(rule, WARNING if is_estimate else ERROR, keys.max_batch_size, problem, fix)
 
 
 def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
@@ -131,25 +131,32 @@ def _arena(memory: GpuMemory) -> int:
     return next((item.bytes for item in memory.items if item.name == "context arena"), 0)
 
 
-def _refusal(load: ServingLoad, memory: GpuMemory, keys: RuntimeKeys) -> tuple[str, str, str]:
-    """Expected and found memory, and the fix."""
-    gpu = f"{load.gpus.name} ({_gib(memory.capacity_bytes)})"
+def _refusal(load: ServingLoad, memory: GpuMemory, schema: Schema) -> tuple[str, str]:
+    """Problem and fix of a load that does not fit."""
+    keys = runtime_keys()[schema.runtime]
+    capacity = _gib(memory.capacity_bytes)
+    gpu = f"{load.gpus.name} ({capacity})"
     arena = _arena(memory)
     if memory.free_bytes >= 0:
-        expected = f"a cache pool for one request of {load.max_seq_len} tokens ({_gib(memory.request_bytes or 0)})"
-        found = f"{_gib(memory.pool_bytes)} on each {gpu}"
+        pool = f"a cache pool for one request of {load.max_seq_len} tokens ({_gib(memory.request_bytes or 0)})"
+        problem = f"expected {pool}, found {_gib(memory.pool_bytes)} on each {gpu}"
     elif arena:
-        expected = f"a context arena of at most {_gib(max(0, memory.free_bytes + arena))}, what is left of each {gpu}"
-        found = _gib(arena)
+        room = _gib(max(0, memory.free_bytes + arena))
+        problem = f"expected a context arena of at most {room}, what is left of each {gpu}, found {_gib(arena)}"
     else:
-        expected, found = f"what fits each {gpu}", _gib(sum(item.bytes for item in memory.items if not item.is_late))
+        needed = _gib(sum(item.bytes for item in memory.items if not item.is_late))
+        problem = f"{load.target or 'the target'} needs {needed} per GPU, and {load.gpus.name} has {capacity}"
     options = []
     if batch := min(memory.largest_batch, _largest_budget(load, keys)):
         options.append(f"{keys.max_batch_size} {batch}")
     if memory.largest_context:
         options.append(f"{keys.max_seq_len} {memory.largest_context}")
-    fix = f"lower to {' or '.join(options)}" if options else "use more or larger GPUs: no batch fits"
-    return expected, found, fix
+    if options:
+        return problem, f"lower to {' or '.join(options)}"
+    gpus = smallest_gpus(load, schema)
+    if gpus is None:
+        return problem, f"use larger GPUs: no number of {load.gpus.name} is enough"
+    return problem, f"use at least {gpus}, with {keys.ranks} {gpus.count}, or larger GPUs"
 
 
 def _largest_budget(load: ServingLoad, keys: RuntimeKeys) -> int:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,7 +13,12 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import probes
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.checks import Check
-from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance, engine_acceptances, engine_page
+from dflash_trt.observe.diagnosis.engine_acceptance import (
+    EngineAcceptance,
+    counters_page,
+    engine_acceptances,
+    prefix_hits_between,
+)
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
 from dflash_trt.observe.diagnosis.prober import Prober, chats
@@ -24,14 +28,9 @@ from dflash_trt.observe.diagnosis.speed_probe import speeds as measure_speeds
 from dflash_trt.observe.diagnosis.verdict import judged
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/3"
-HITS = (  # vLLM's current names, and those of 0.10
-    ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
-    ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
-)
 HINT = "dflash-trt doctor URL --json > healthy.json, while the server is well"
 
 
@@ -87,13 +86,13 @@ def diagnose(
 
 def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load: bool) -> tuple[Probed, int | None]:
     """Runs all probes; also returns the tokens that the prefix cache served."""
-    began = engine_page(client)
+    began = counters_page(client)
     short = probes.short(prober)
     served = probes.served(prober)
     seeds = probes.sampled(prober)
-    before = _prefix_hits(client)
+    before = counters_page(client)
     prefixes = probes.prefixes(prober, short)
-    hits = _grown(before, _prefix_hits(client))
+    hits = prefix_hits_between(before, counters_page(client))
     long = probes.long(prober, short, long_tokens)
     plain, foreign, thinking = probes.plain(prober), probes.foreign(prober), probes.thinking(prober)
     lengths = draft_lengths(prober, len(short.shares_by_position))
@@ -101,24 +100,8 @@ def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load
     return Probed(
         short=short, served=served, seeds=seeds, prefixes=prefixes, long=long, plain=plain, foreign=foreign,
         thinking=thinking, speeds=speeds, speeds_missing=speeds_missing(speeds, lengths, why_not),
-        unreadable=prober.unreadable, how=prober.how, engines=list(engine_acceptances(began, engine_page(client))),
+        unreadable=prober.unreadable, how=prober.how, engines=list(engine_acceptances(began, counters_page(client))),
     ), hits  # fmt: skip
-
-
-def _prefix_hits(client: Client) -> tuple[int, int] | None:
-    """Tokens looked up in the prefix cache, and found; None if the server does not report them."""
-    with suppress(EndpointError):
-        page = MetricsPage.parse(client.get("/metrics"), f"{client.url}/metrics")
-        for queries, hits in HITS:
-            if page.has(queries):
-                return page.count(queries), page.count(hits)
-    return None
-
-
-def _grown(before: tuple[int, int] | None, after: tuple[int, int] | None) -> int | None:
-    if before is None or after is None or after[0] == before[0]:
-        return None
-    return after[1] - before[1]
 
 
 def read_baseline(file: Path) -> Diagnosis:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance of each engine of a server, by the label of its counters."""
+"""Acceptance of each engine of a server, by the label of vLLM's counters (vllm/v1/metrics/loggers.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import msgspec
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints.client import Client
-from dflash_trt.observe.endpoints.counter_meters import VLLM
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-
-LABEL = "engine"
-"""vLLM's label of data-parallel engines (vllm/v1/metrics/loggers.py)."""
+from dflash_trt.observe.endpoints.counter_growth import acceptance_of, by_engine, grown
+from dflash_trt.observe.endpoints.counter_names import VLLM
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage, read_page
 
 
 class EngineAcceptance(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,30 +28,36 @@ class EngineAcceptance(msgspec.Struct, frozen=True, kw_only=True):
         return 1 + self.accepted / self.drafting_passes if self.drafting_passes else 1.0
 
 
-def engine_page(client: Client) -> MetricsPage | None:
-    """The counters of the engines; None where the server has no such page."""
+def counters_page(client: Client) -> MetricsPage | None:
+    """The server's counters; None where it has no such page."""
     try:
-        return MetricsPage.parse(client.get("/metrics"), f"{client.url}/metrics")
+        return read_page(client, VLLM.path)
     except EndpointError:
         return None
 
 
 def engine_acceptances(before: MetricsPage | None, after: MetricsPage | None) -> Iterator[EngineAcceptance]:
-    """By label, growth between two pages; none where a counter went backwards or only one engine is named."""
+    """By label, growth between two pages; nothing where only one engine is named.
+
+    Raises EndpointError where a counter went backwards.
+    """
     if before is None or after is None:
         return
-    names = (f"{VLLM}_drafts_total", f"{VLLM}_accepted_tokens_total", "vllm:generation_tokens_total")
-    ends, begins = ([page.by_label(name, LABEL) for name in names] for page in (after, before))
-    engines = sorted({engine for end in ends for engine in end}, key=lambda engine: (len(engine), engine))
-    if len(engines) < 2:
-        return
-    for engine in engines:
-        growth = [end.get(engine, 0) - begin.get(engine, 0) for end, begin in zip(ends, begins, strict=True)]
-        if min(growth) < 0:
-            raise EndpointError(
-                f"{after.where}: the counters of engine {engine} went backwards",
-                hint="the server was restarted in between: measure again",
-            )
+    engines = by_engine(grown(before, after, VLLM.drafts), VLLM)
+    for engine, growth in engines.items() if len(engines) > 1 else ():
+        counts = acceptance_of(growth, VLLM)
         yield EngineAcceptance(
-            engine=engine, drafting_passes=growth[0], accepted=growth[1], output_tokens=growth[2]
+            engine=engine, drafting_passes=counts.drafting_passes, accepted=counts.accepted,
+            output_tokens=growth.count(VLLM.output_tokens),
         )  # fmt: skip
+
+
+def prefix_hits_between(before: MetricsPage | None, after: MetricsPage | None) -> int | None:
+    """Tokens that the prefix cache served between two pages; None where none was looked up, or no page tells."""
+    if before is None or after is None:
+        return None
+    for queries, hits in zip(VLLM.prefix_queries, VLLM.prefix_hits, strict=True):
+        growth = grown(before, after, (queries, hits))
+        if growth.has(queries):
+            return growth.count(hits) if growth.count(queries) else None
+    return None

@@ -62,11 +62,7 @@ def low_acceptance(
         return found
     values = short.pooled_values
     if len(values) >= MIN_SAMPLES and upper_bound(values) < NEAR_ZERO:
-        figure = f"{tau_text(short)}: nearly every draft is rejected"
-        names: tuple[str, ...] = (
-            "layout", "pairing", "scales", "projections", "cache", "taps", "head", "k_norm", "block", "pair",
-        )  # fmt: skip
-        return [finding(kind, "acceptance near zero", figure, *names)]
+        return [near_zero(kind, tau_text(short))]
     if baseline is not None and (found := _below_baseline(kind, short, baseline)):
         return found
     if expected_tau is not None and values and is_share_below(values, [expected_tau - 1] * len(values), 1 - PAIRED):
@@ -80,9 +76,15 @@ def low_acceptance(
         return [finding(kind, "acceptance below what is published", figure, *_by_position(short))]
     most = min(POOREST, POOREST_SHARE * (draft_length or short.draft_length or 1))
     if len(values) >= MIN_SAMPLES and upper_bound(values) < most:
-        figure = f"{tau_text(short)}, where the poorest healthy uses of DFlash have {1 + most:.1f}"
+        figure = f"{tau_text(short)}, below the lowest published for DFlash, {1 + most:.1f}"
         return [finding(kind, "acceptance low", figure, *_by_position(short))]
     return []
+
+
+def near_zero(kind: ServerKind, tau: str) -> EndpointFinding:
+    """The finding for a server that rejects nearly every draft; `tau` is its acceptance length, in words."""
+    names = ("layout", "pairing", "scales", "projections", "cache", "taps", "head", "k_norm", "block", "pair")
+    return finding(kind, "acceptance near zero", f"{tau}: nearly every draft is rejected", *names)
 
 
 def in_doubt(

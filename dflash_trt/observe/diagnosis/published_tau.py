@@ -6,17 +6,14 @@ Servers are compared with them, and `estimate` takes its means from here.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
+from dflash_trt.deploy.trained_target import is_copy
 from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.endpoints.identify import Runtime
-
-PRECISION = re.compile(r"(?:[-_.](?:fp8|nvfp4|mxfp4|awq|gptq|bf16|int[48]|w4a16|w8a8|dynamic|block))*", re.IGNORECASE)
-"""Suffixes of quantised copies of a model."""
 
 
 class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,15 +68,9 @@ def published_tau(runtime: Runtime, draft_length: float | None) -> PublishedTau 
     """The figure of the server's target, by name, at the longest published draft length that the server reaches."""
     if draft_length is None:
         return None
-    names = [name.rpartition("/")[2].lower() for name in (runtime.target, runtime.model)]
     fitting = [
         entry for entry in published_taus()
-        if entry.num_draft_tokens <= draft_length + 0.5 and any(is_copy(name, entry.target) for name in names)
+        if entry.num_draft_tokens <= draft_length + 0.5
+        and any(is_copy(name, entry.target) for name in (runtime.target, runtime.model))
     ]  # fmt: skip
     return max(fitting, key=lambda entry: entry.num_draft_tokens, default=None)
-
-
-def is_copy(name: str, target: str) -> bool:
-    """Whether a model's lower-case name, without its owner, is the target's or that of a quantised copy."""
-    base = target.rpartition("/")[2].lower()
-    return name.startswith(base) and PRECISION.fullmatch(name[len(base) :]) is not None

@@ -97,7 +97,7 @@ def _acceptance(
         against = f"the published {published_range(published)}"
     elif not probed.speeds_missing:
         shares = speed_shares(probed.speeds)
-        against = f"{speed_text(shares)}" if shares[0] >= 1 else f"the poorest healthy uses' {1 + POOREST:.2f}"
+        against = f"{speed_text(shares)}" if shares[0] >= 1 else f"the lowest published, {1 + POOREST:.2f}"
     elif not (found or unseen):
         checks.unmeasured += not_judged(kind, short, length or 0)
         missing = f"{_figure(short)}: nothing to compare it with"

@@ -47,8 +47,8 @@ def unreachable(where: str, error: httpx2.HTTPError) -> EndpointError:
             hint = "is the host's name right, and can this machine resolve it?"
         elif "SSL" in message or "CERTIFICATE" in message.upper():
             hint = "is it https? Its certificate must be trusted here (SSL_CERT_FILE names others)"
-        return EndpointError(f"{where}: expected a server, found: {message}", hint=hint)
-    return EndpointError(f"{where}: expected a whole answer, found: {str(error) or type(error).__name__}")
+        return EndpointError(f"cannot connect to {where}: {message}", hint=hint)
+    return EndpointError(f"{where}: the answer broke off: {str(error) or type(error).__name__}")
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:

@@ -1,29 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Growth of Prometheus counters between two pages."""
+"""Growth of a server's counters between two pages, and the acceptance that follows from it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import EndpointError
+from dflash_trt.observe.endpoints.counter_names import CounterNames
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
 
-RESTARTED = "the server was restarted in between: measure again"
-
-
-def increase(before: MetricsPage, after: MetricsPage, name: str) -> int:
-    """By how much a counter has grown; raises EndpointError where it went backwards."""
-    return _difference(before.count(name), after.count(name), name, after.where)
+ENGINE_LABELS = ("instance", "engine", "dp_rank")
+"""Labels that tell engines apart: a scraped server, and the data-parallel ranks of vLLM and SGLang."""
+Labels = frozenset[tuple[str, str]]
 
 
-def increase_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
-    """`increase` at position 1, 2, ..., whose label is 0, 1, ..."""
-    ends, begins = (tuple(page.whole(name, value) for value in page.positions(name, label)) for page in (after, before))
-    if len(ends) < len(begins):
-        raise EndpointError(f"{after.where}: {name} has fewer positions than before", hint=RESTARTED)
-    begins += (0,) * (len(ends) - len(begins))
-    return tuple(_difference(begin, end, name, after.where) for begin, end in zip(begins, ends, strict=True))
+def grown(before: MetricsPage, after: MetricsPage, names: Iterable[str]) -> MetricsPage:
+    """By how much each counter of `names` grew; raises EndpointError where one fell or went."""
+    samples = {}
+    for name in names:
+        begins, ends = _by_labels(before, name), _by_labels(after, name)
+        if begins.keys() - ends.keys() or any(ends[labels] < value for labels, value in begins.items()):
+            raise EndpointError(
+                f"{after.where}: {name} fell between the two readings",
+                hint="the server was restarted in between: measure again",
+            )
+        if ends:
+            samples[name] = tuple((dict(labels), value - begins.get(labels, 0.0)) for labels, value in ends.items())
+    return MetricsPage(after.where, samples)
 
 
-def _difference(before: int, after: int, name: str, where: str) -> int:
-    if after < before:
-        raise EndpointError(f"{where}: {name} fell from {before} to {after}", hint=RESTARTED)
-    return after - before
+def acceptance_of(growth: MetricsPage, names: CounterNames) -> Acceptance:
+    """The counts of drafts, rounded where Prometheus extrapolated them; all are 0 where nothing was published."""
+    positions = [round(count) for count in growth.positions(names.positions, names.position_label)]
+    passes, proposed = growth.total(names.passes), growth.total(names.proposed) if names.proposed else None
+    if names.drafts_by_position:
+        drafted = [round(count) for count in growth.positions(names.passes, names.position_label)]
+        passes, proposed, accepted = float(next(iter(drafted), 0)), float(sum(drafted)), float(sum(positions))
+    elif names.accepted:
+        accepted = growth.total(names.accepted)
+    else:
+        accepted = max(0.0, growth.total(names.output_tokens) - growth.total(names.requests) - passes)
+    return drafting(round(passes), round(accepted), None if proposed is None else round(proposed), positions)
+
+
+def by_engine(growth: MetricsPage, names: CounterNames) -> dict[str, MetricsPage]:
+    """Growth of each engine, by its labels; one without a name for a server that does not tell them apart."""
+    engines = {_engine(labels) for labels, _ in growth.samples.get(names.output_tokens, ())}
+    return {
+        engine: growth.only(partial(_is_of, engine)) for engine in sorted(engines, key=lambda name: (len(name), name))
+    }
+
+
+def _is_of(engine: str, labels: Mapping[str, str]) -> bool:
+    return _engine(labels) == engine
+
+
+def _engine(labels: Mapping[str, str]) -> str:
+    return " ".join(labels[label] for label in ENGINE_LABELS if label in labels)
+
+
+def _by_labels(page: MetricsPage, name: str) -> Mapping[Labels, float]:
+    return {frozenset(labels.items()): value for labels, value in page.samples.get(name, ())}

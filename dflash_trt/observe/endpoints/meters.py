@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints.client import Client
-from dflash_trt.observe.endpoints.counter_meters import TRTLLM, VLLM, SglangMeter, TrtllmMeter, VllmMeter
+from dflash_trt.observe.endpoints.counter_meter import CounterMeter
+from dflash_trt.observe.endpoints.counter_names import COUNTER_NAMES, VLLM, CounterNames
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.iteration_meter import IterationMeter
 from dflash_trt.observe.endpoints.meter import Meter
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage, read_page
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, Source
 
 
@@ -32,16 +33,17 @@ def _meter(client: Client, runtime: Runtime) -> Meter:
         if runtime.kind not in ("tensorrt-llm", "unknown"):  # TensorRT-LLM's /metrics is JSON
             raise
         page = None
-    if page is not None and page.has(f"{VLLM}_drafts_total"):
-        return VllmMeter(client)
+    if page is not None and page.has(VLLM.passes):
+        return CounterMeter(client, VLLM)
     if page is None and runtime.kind in ("dflash-trt", "vllm"):
         return NoMeter("GET /metrics is a 404: if this is a gateway, ask the server itself")
     if runtime.kind in ("dflash-trt", "vllm"):
         return NoMeter("its /metrics has no vllm:spec_decode_* counters: it decodes without drafts")
+    names = COUNTER_NAMES.get(runtime.kind, VLLM)
     if runtime.kind == "sglang":
-        return NoMeter("start it with --enable-metrics") if page is None else SglangMeter(client)
+        return NoMeter("start it with --enable-metrics") if page is None else CounterMeter(client, names)
     if runtime.kind == "tensorrt-llm":
-        return TrtllmMeter(client) if _counts_positions(client) else IterationMeter(client)
+        return CounterMeter(client, names) if _counts_positions(client, names) else IterationMeter(client)
     if runtime.kind == "triton":
         return NoMeter("Triton's OpenAI frontend leaves acceptance out; its llmapi model reports it per request")
     return NoMeter("the metrics of this runtime are not known")
@@ -82,19 +84,17 @@ class NoMeter(Meter):
         return self._acceptance
 
 
-def _counts_positions(client: Client) -> bool:
+def _counts_positions(client: Client, names: CounterNames) -> bool:
     """Whether it has counters by position, or may have: none shows before the first request has finished."""
-    page = _page(client, TrtllmMeter.path)
-    name = f"{TRTLLM}_drafted_tokens_total"
-    return page is not None and (page.has(name) or not page.has("trtllm_request_success_total"))
+    page = _page(client, names.path)
+    return page is not None and (page.has(names.passes) or not page.has("trtllm_request_success_total"))
 
 
 def _page(client: Client, path: str) -> MetricsPage | None:
     """None for a 404; raises EndpointError for a page that cannot be read."""
     try:
-        content = client.get(path)
+        return read_page(client, path)
     except EndpointError as error:
         if error.status != 404:
             raise
         return None
-    return MetricsPage.parse(content, f"{client.url}{path}")

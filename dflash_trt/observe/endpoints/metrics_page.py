@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dflash_trt.errors import EndpointError, shown
+from dflash_trt.observe.endpoints.client import Client
 
 POSITION = re.compile("[0-9]{1,4}")
 
@@ -42,18 +43,25 @@ class MetricsPage:
 
     def count(self, name: str) -> int:
         """`total` of a counter of whole things; raises EndpointError unless it is a whole number."""
-        return self.whole(name, self.total(name))
+        value = self.total(name)
+        if not (value >= 0 and value == int(value) if abs(value) < 2**63 else False):
+            raise EndpointError(f"{self.where}: expected {name} as a count, found {value}")
+        return int(value)
 
-    def by_label(self, name: str, label: str) -> dict[str, int]:
-        """Totals of a counter by the value of one label; raises EndpointError unless they are whole numbers."""
-        return {value: self.whole(name, total) for value, total in self._totals(name, label).items()}
+    def only(self, fits: Callable[[Mapping[str, str]], bool]) -> MetricsPage:
+        """The samples whose labels fit; names without any are left out."""
+        kept = {name: tuple(each for each in samples if fits(each[0])) for name, samples in self.samples.items()}
+        return MetricsPage(self.where, {name: samples for name, samples in kept.items() if samples})
 
     def positions(self, name: str, label: str) -> tuple[float, ...]:
         """Totals at position 0, 1, ..., with fractions where Prometheus extrapolated them.
 
         Raises EndpointError for a malformed position.
         """
-        totals = self._totals(name, label)
+        totals: dict[str, float] = {}
+        for labels, value in self.samples.get(name, ()):
+            key = labels.get(label, "")
+            totals[key] = totals.get(key, 0.0) + value
         if not all(map(POSITION.fullmatch, totals)):
             raise EndpointError(
                 f"{self.where}: expected {name} by {label} 0, 1, ..., found {shown(sorted(totals)[:8])}"
@@ -61,15 +69,7 @@ class MetricsPage:
         by_position = {int(position): total for position, total in totals.items()}
         return tuple(by_position.get(position, 0.0) for position in range(max(by_position, default=-1) + 1))
 
-    def _totals(self, name: str, label: str) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        for labels, value in self.samples.get(name, ()):
-            key = labels.get(label, "")
-            totals[key] = totals.get(key, 0.0) + value
-        return totals
 
-    def whole(self, name: str, value: float) -> int:
-        """A value of a counter of whole things; raises EndpointError unless it is a whole number."""
-        if not (value >= 0 and value == int(value) if abs(value) < 2**63 else False):
-            raise EndpointError(f"{self.where}: expected {name} as a count, found {value}")
-        return int(value)
+def read_page(client: Client, path: str) -> MetricsPage:
+    """The page at a path of the server; raises EndpointError."""
+    return MetricsPage.parse(client.get(path), f"{client.url}{path}")

@@ -90,7 +90,7 @@ def _chain_items(system: System, method: Method) -> list[MemoryItem]:
     return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
 
 
-def batch_limit(system: System, method: Method, tokens: int, num_draft_tokens: int = 0) -> BatchLimit:
+def batch_limit(system: System, method: Method, tokens: int) -> BatchLimit:
     """The largest batch whose requests hold `tokens` tokens each; 0 if not even one fits.
 
     As in TensorRT-LLM, a cache pool takes `pool_fraction` of the remaining memory, or less if later allocations need
@@ -108,12 +108,10 @@ def batch_limit(system: System, method: Method, tokens: int, num_draft_tokens: i
             int(free * memory.pool_fraction(load, schema)), free - late
         )
 
-    by_tokens = system.max_num_tokens // (num_draft_tokens + 1) * system.replicas
+    by_tokens = system.max_num_tokens * system.replicas
     batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
     if batch == by_tokens:
-        return BatchLimit(
-            batch, f"max_num_tokens {system.max_num_tokens}: each request verifies {num_draft_tokens + 1}"
-        )
+        return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies 1")
     if batch == MAX_BATCH:
         return BatchLimit(batch, "no bound found: the search ends here")
     what = "caches of requests" if batch else "weights alone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -203,9 +204,8 @@ def _candidates(
     index = next((i for i, batch in enumerate(batches) if best_length(batch)[0] < slo), len(batches)) - 1
     low = batches[index]
     high = batches[index + 1] if index + 1 < len(batches) else memory.batch
-    while low < high:  # between two batches of the grid, to the request
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if best_length(middle)[0] >= slo else (low, middle - 1)
+    # Between two batches of the grid, to the request.
+    low += bisect_left(range(low + 1, high + 1), True, key=lambda batch: best_length(batch)[0] < slo)
     rate, length = best_length(low)
     yield Candidate(
         tensor_parallel=system.tensor_parallel, expert_parallel=system.expert_parallel, recipe=recipe,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dflash_trt.api.acceptance import NEAR_ZERO_TAU
 from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
 from dflash_trt.observe.diagnosis.checks import Checks, Verdict
+from dflash_trt.observe.diagnosis.judge_acceptance import near_zero
 from dflash_trt.observe.diagnosis.judge_parts import MIN_TOKENS, cliff, dead_engines, engines_text
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.traffic.traffic import Traffic
@@ -59,20 +60,7 @@ def _acceptance(
     """Acceptance near zero, below the earlier window's, or below what was expected."""
     kind, tau = checks.kind, now.acceptance.tau_of_drafting_passes or 1.0
     if not missing and tau < NEAR_ZERO_TAU:
-        figure = f"acceptance length {tau:.2f}: nearly every draft is rejected"
-        causes: tuple[str, ...] = (
-            "layout",
-            "pairing",
-            "scales",
-            "projections",
-            "cache",
-            "taps",
-            "head",
-            "k_norm",
-            "block",
-            "pair",
-        )
-        checks.add("acceptance", [finding(kind, "acceptance near zero", figure, *causes)], "", figure)
+        checks.add("acceptance", [near_zero(kind, f"acceptance length {tau:.2f}")], "", "")
         return
     usual, word = expected_tau, "expected"
     if earlier is not None and earlier.acceptance.drafting_passes >= MIN_PASSES:
@@ -85,14 +73,8 @@ def _acceptance(
     found = []
     if not missing and usual is not None and tau < DRIFT * usual:
         causes = ("template", "thinking", "language", "prefix", "pair", "scales", "taps")
-        found = [
-            finding(
-                kind,
-                "acceptance has fallen" if word == "before" else "acceptance below what was expected",
-                figure,
-                *causes,
-            )
-        ]
+        name = "acceptance has fallen" if word == "before" else "acceptance below what was expected"
+        found = [finding(kind, name, figure, *causes)]
     checks.add("acceptance", found, missing, figure, is_left_out=is_left_out)
 
 

@@ -13,9 +13,9 @@ import msgspec
 from dflash_trt.errors import EndpointError
 from dflash_trt.files.json_file import json_value
 from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.counter_names import COUNTER_NAMES, CounterNames
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.traffic.counter_names import COUNTER_NAMES, CounterNames
 from dflash_trt.observe.traffic.window import Window
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

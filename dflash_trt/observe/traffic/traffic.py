@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import EndpointError, shown
 from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance
+from dflash_trt.observe.endpoints.counter_growth import acceptance_of, by_engine
+from dflash_trt.observe.endpoints.counter_names import COUNTER_NAMES, MODEL_LABEL
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
-from dflash_trt.observe.traffic.counter_names import COUNTER_NAMES, ENGINE_LABELS, MODEL_LABEL, CounterNames
 from dflash_trt.observe.traffic.window import Window
 
 NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|\+Inf")
@@ -74,59 +74,33 @@ def traffic_of(window: Window, kind: ServerKind, model: str | None = None) -> Tr
         raise EndpointError(
             f"{growth.where} has several models: {shown(sorted(models))}", hint="choose one with --model"
         )
-    growth, gauges = (_of_model(page, model) for page in (growth, window.gauges))
+    gauges = window.gauges
+    if model is not None:  # with the samples that name none
+        growth, gauges = (
+            page.only(lambda labels: labels.get(MODEL_LABEL, model) == model) for page in (growth, gauges)
+        )
     queries, hits, preemptions = (
         _sum(growth, of) for of in (names.prefix_queries, names.prefix_hits, names.preemptions)
     )
     rate = _mean(gauges, (names.hit_rate,)) if queries is None else (hits or 0.0) / queries if queries else None
     count = growth.total(f"{names.tpot}_count")
+    engines = [
+        _engine_traffic(engine, acceptance_of(page, names), page.total(names.output_tokens))
+        for engine, page in by_engine(growth, names).items()
+    ]
     return Traffic(
-        seconds=window.seconds, engines=_engines(growth, names, kind), prefix_queries=queries, hit_rate=rate,
+        seconds=window.seconds, engines=engines, prefix_queries=queries, hit_rate=rate,
         preemptions=preemptions, cache_use=_mean(gauges, names.cache_use), waiting=_sum(gauges, (names.waiting,)),
         tpot_seconds=growth.total(f"{names.tpot}_sum") / count if count else None,
         tpot_p95_seconds=_quantile(growth, f"{names.tpot}_bucket", 0.95),
     )  # fmt: skip
 
 
-def _of_model(page: MetricsPage, model: str | None) -> MetricsPage:
-    """Samples of `model`, and those without a model."""
-    if model is None:
-        return page
-    kept = {
-        name: tuple(sample for sample in samples if sample[0].get(MODEL_LABEL, model) == model)
-        for name, samples in page.samples.items()
-    }
-    return MetricsPage(page.where, {name: samples for name, samples in kept.items() if samples})
-
-
-def _engines(growth: MetricsPage, names: CounterNames, kind: ServerKind) -> list[EngineTraffic]:
-    keys = {_engine(labels) for labels, _ in growth.samples.get(names.output_tokens, ())}
-    return [_engine_traffic(growth, names, kind, key) for key in sorted(keys, key=lambda key: (len(key), key))]
-
-
-def _engine(labels: Mapping[str, str]) -> str:
-    return " ".join(labels[label] for label in ENGINE_LABELS if label in labels)
-
-
-def _engine_traffic(growth: MetricsPage, names: CounterNames, kind: ServerKind, engine: str) -> EngineTraffic:
-    of_engine = {
-        name: tuple(sample for sample in samples if _engine(sample[0]) == engine)
-        for name, samples in growth.samples.items()
-    }
-    page = MetricsPage(growth.where, of_engine)
-    output, passes = page.total(names.output_tokens), page.total(names.passes)
-    positions = [round(value) for value in page.positions(names.positions, names.position_label)]
-    proposed = page.total(names.proposed) if names.proposed else None
-    if kind == "sglang":  # it counts no accepted drafts: see SglangMeter
-        accepted = max(0.0, output - page.total(names.requests) - passes)
-    elif kind == "tensorrt-llm":  # drafted at position 0 is once a pass
-        drafted = [round(value) for value in page.positions(names.passes, names.position_label)]
-        proposed, passes, accepted = float(sum(drafted)), float(next(iter(drafted), 0)), float(sum(positions))
-    else:
-        accepted = page.total(names.accepted)
+def _engine_traffic(engine: str, counts: Acceptance, output_tokens: float) -> EngineTraffic:
     return EngineTraffic(
-        engine=engine, drafting_passes=round(passes), accepted=round(accepted), output_tokens=round(output),
-        proposed=None if proposed is None else round(proposed), accepted_by_position=positions,
+        engine=engine, drafting_passes=counts.drafting_passes, accepted=counts.accepted,
+        output_tokens=round(output_tokens), proposed=counts.proposed,
+        accepted_by_position=list(counts.accepted_by_position),
     )  # fmt: skip
 
 

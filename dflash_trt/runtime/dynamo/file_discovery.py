@@ -45,7 +45,7 @@ def _check_port(host: str, port: int) -> None:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 return  # another address family, which Dynamo reports
             raise ConfigError(
-                f"--metrics-port: expected a free port on {host}, found {port}: {error.strerror}",
+                f"--metrics-port: port {port} on {host} cannot be used: {error.strerror}",
                 hint="stop the process that listens there, or choose another port",
             ) from None
 

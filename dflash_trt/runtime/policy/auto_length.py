@@ -69,8 +69,8 @@ class AutoLength(DraftLength):
         self._step += 1
         return self._length
 
-    def of_request(self, asked: int | None, chosen: int) -> int:
-        return chosen if asked is None else asked
+    def of_request(self, asked: int, chosen: int) -> int:
+        return asked
 
     def cut_length(self, survival: Sequence[float]) -> int:
         """Number of drafts before the first one that costs more than it brings, in steps that are not measured."""

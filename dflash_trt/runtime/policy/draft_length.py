@@ -28,9 +28,9 @@ class DraftLength:
         """Draft length of the step, 0 (plain decoding) to K."""
         raise NotImplementedError
 
-    def of_request(self, asked: int | None, chosen: int) -> int:
+    def of_request(self, asked: int, chosen: int) -> int:
         """Draft length for a request that sets its own: min(asked, chosen), and `asked` itself under auto."""
-        return chosen if asked is None else min(asked, chosen)
+        return min(asked, chosen)
 
     def cut_length(self, survival: Sequence[float]) -> int:
         """Number of leading drafts to verify, of drafts that survive with these probabilities.

@@ -26,7 +26,7 @@ class PluginLength(DraftLength):
         with blamed(self._entry):
             return self._checked(self._policy.choose(batch_size), self._most)
 
-    def of_request(self, asked: int | None, chosen: int) -> int:
+    def of_request(self, asked: int, chosen: int) -> int:
         with blamed(self._entry):
             return self._checked(self._policy.of_request(asked, chosen), self._most)
 

@@ -174,7 +174,7 @@ CASES = {
         "beside the pool (arena replaced and captured by graphs), found", severity=WARNING, version="1.3.0rc27"),
     "a GPU too small for anything": Case("memory",
         {"tensor_parallel_size": 1, f"{SPEC}.attention_backend": "TRTLLM", "max_num_tokens": 1000000},
-        "use more or larger GPUs: no batch fits", key="max_batch_size", gpus="h100x1", also=("draft-attention",)),
+        "use at least h100x2, with tensor_", key="max_batch_size", gpus="h100x1", also=("draft-attention",)),
     "a private arena that would not fit": Case("context-arena",
         {f"{SPEC}.attention_backend": "TRTLLM", "max_seq_len": 131072, "max_batch_size": 1024,
          "cuda_graph_config.max_batch_size": 64},

@@ -17,7 +17,7 @@ from tests.deploy.broken.cases import REMOVED
 
 NO_EDIT = (
     "look it up in the documents of your release", "check its keys by hand", "look up what it needs of model",
-    "look for 'using the private ctx arena'", "use more or larger GPUs", "compare with --recipe nvfp4-native",
+    "look for 'using the private ctx arena'", "use at least", "use larger GPUs", "compare with --recipe nvfp4-native",
     "lower max_batch_size or max_seq_len if the log says", "start it in the directory", "give --draft", "give --gpus",
     "give --target", "with such a release add", "write qwen3 there and keep attention_bias", "dflash-trt quantize",
     "serve it with vLLM or SGLang", "look at tau of the first run", "compare the keys with that release",

@@ -51,7 +51,7 @@ def test_a_point_is_replaced_by_one_that_is_measured_again_and_nothing_else_is(t
     write_point(tmp_path, again := point("dflash", 2, 60.0, 99.0))
     assert read_point(tmp_path, "dflash", None, 2) == again
     run_directory.point_file(tmp_path, "dflash", None, 2).write_text("somebody's notes")
-    with pytest.raises(BuildError, match="expected a record of a bench run or none, found another file"):
+    with pytest.raises(BuildError, match="already exists and is not a record of a bench run"):
         write_point(tmp_path, SAMPLE)
 
 

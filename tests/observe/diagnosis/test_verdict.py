@@ -275,7 +275,7 @@ def test_speeds_that_scatter_are_no_ground() -> None:
     assert names(found) == ([], [])
     speed, acceptance = found.checks[-1], found.checks[0]
     assert (speed.verdict, "too noisy" in speed.figure) == ("not measured", True)
-    assert "against the poorest healthy uses' 1.90" in acceptance.figure
+    assert "against the lowest published, 1.90" in acceptance.figure
 
 
 @pytest.mark.full

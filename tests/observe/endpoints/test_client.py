@@ -17,7 +17,6 @@ from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints import client as client_module
 from dflash_trt.observe.endpoints.answer_stream import events
 from dflash_trt.observe.endpoints.client import Client, base_url
-from dflash_trt.observe.endpoints.counter_meters import SglangMeter
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
@@ -63,7 +62,7 @@ def test_vllm_counts_by_difference() -> None:
     assert "without drafts" in found.how
     found = measured("somebody", {"/metrics": vllm(0, 0, 0, (0,), 0)}, {"/metrics": vllm(2, 2, 1, (1,), 3)})
     assert found.tau_of_drafting_passes == 1.5
-    with pytest.raises(EndpointError, match="fell from 10 to 1"):
+    with pytest.raises(EndpointError, match="drafts_total fell between the two readings"):
         measured("vllm", {"/metrics": vllm(10, 0, 0, (), 0)}, {"/metrics": vllm(1, 0, 0, (), 0)})
 
 
@@ -91,8 +90,7 @@ def test_sglang_counts_what_requests_kept() -> None:
     assert "--enable-metrics" in measured("sglang", {}, {}).how
 
 
-def test_sglang_gauges_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SglangMeter, "sample_seconds", None)
+def test_sglang_gauges_are_sampled_while_it_runs() -> None:
     label = '{model_name="m",tp_rank="0"}'
     pages = {"/v1/models": models("sglang"), "/metrics": page({f"sglang:spec_accept_length{label}": 9})}
     with canned(pages) as url, Client(url) as client:
@@ -216,7 +214,7 @@ def test_nothing_answers() -> None:
         taken.bind(("127.0.0.1", 0))  # the port never listens
         with (
             Client(f"127.0.0.1:{taken.getsockname()[1]}") as client,
-            pytest.raises(EndpointError, match="expected a server, found: Connection refused\n") as error,
+            pytest.raises(EndpointError, match=r"^cannot connect to http.*: Connection refused\n") as error,
         ):
             identify(client)
     assert error.value.hint == "is it running, and is the port right?"

@@ -331,11 +331,11 @@ def test_every_deployment_holds_its_longest_request(name: str) -> None:
 
 
 def test_batch_limit_and_where_it_comes_from() -> None:
-    dense = batch_limit(system_of(DENSE), "dflash", 8192, 15)
+    dense = batch_limit(system_of(DENSE), "dflash", 8192)
     assert 0 < dense.batch < 200
     assert dense.reason == "memory: caches of requests of 8192 tokens fill h200"
     assert batch_limit(system_of(DENSE), "none", 8192).batch > dense.batch
     assert batch_limit(system_of(DENSE, gpu_memory_bytes=10**9), "none", 8192).reason.startswith("memory: weights")
-    by_tokens = batch_limit(system_of(MOE, max_num_tokens=100), "dflash", 100, 9)
-    assert (by_tokens.batch, by_tokens.reason) == (10, "max_num_tokens 100: each request verifies 10")
+    by_tokens = batch_limit(system_of(MOE, max_num_tokens=100), "dflash", 100)
+    assert (by_tokens.batch, by_tokens.reason) == (100, "max_num_tokens 100: each request verifies 1")
     assert batch_limit(system_of(ENGINE), "dflash", 32768).batch < batch_limit(system_of(MOE), "dflash", 32768).batch

@@ -12,12 +12,13 @@ import pytest
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.diagnosis.checks import Verdict
+from dflash_trt.observe.endpoints.counter_growth import grown
+from dflash_trt.observe.endpoints.counter_names import COUNTER_NAMES
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.traffic.counter_names import COUNTER_NAMES
 from dflash_trt.observe.traffic.judge_traffic import judge
 from dflash_trt.observe.traffic.traffic import Traffic, traffic_of
-from dflash_trt.observe.traffic.window import Window, grown
+from dflash_trt.observe.traffic.window import Window
 from tests.cli.commands import run
 from tests.observe.endpoints.canned import canned, models
 from tests.observe.traffic.pages import HEALTHY, NAMES, Engine, page
@@ -30,7 +31,7 @@ PATHS = {"vllm": "/metrics", "sglang": "/metrics", "tensorrt-llm": "/prometheus/
 def traffic(kind: ServerKind, *engines: Engine, model: str | None = None) -> Traffic:
     """The growth from one reading to one with twice the counts."""
     before, after = (MetricsPage.parse(page(kind, *each).encode(), "page") for each in (engines, _twice(engines)))
-    return traffic_of(Window(grown(before, after, COUNTER_NAMES[kind]), after, 60.0), kind, model)
+    return traffic_of(Window(grown(before, after, COUNTER_NAMES[kind].counters), after, 60.0), kind, model)
 
 
 def _twice(engines: tuple[Engine, ...]) -> tuple[Engine, ...]:
@@ -102,10 +103,10 @@ def test_acceptance_without_a_reference_is_not_judged() -> None:
 def test_a_restart_and_several_models() -> None:
     first, second = (MetricsPage.parse(page("vllm", each).encode(), "page") for each in (Engine(), Engine(passes=10)))
     with pytest.raises(EndpointError, match="fell between the two readings"):
-        grown(first, second, COUNTER_NAMES["vllm"])
+        grown(first, second, COUNTER_NAMES["vllm"].counters)
     shorter = MetricsPage.parse(page("vllm", Engine(rates=HEALTHY[:3])).encode(), "page")
     with pytest.raises(EndpointError, match="fell between"):
-        grown(first, shorter, COUNTER_NAMES["vllm"])
+        grown(first, shorter, COUNTER_NAMES["vllm"].counters)
     with pytest.raises(EndpointError, match="several models"):
         traffic("vllm", Engine(), Engine(model="n"))
     assert traffic("vllm", Engine(), Engine(passes=7000, model="n"), model="n").acceptance.drafting_passes == 7000

@@ -156,7 +156,7 @@ def test_nothing_is_installed() -> None:
     )
     with pytest.raises(ConfigError, match="expected GPUs of this node, found gb10x2"):
         run_here("try", "gpt-oss-120b.gb10x2.latency")
-    with pytest.raises(ConfigError, match="nowhere: expected an engine directory or a deployment, found neither"):
+    with pytest.raises(ConfigError, match="nowhere is neither an engine directory nor a deployment"):
         run_here("try", "nowhere")
 
 

@@ -153,7 +153,7 @@ def test_a_port_in_use_is_refused(engine: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "127.0.0.1")
     with (
         low_port() as port,
-        pytest.raises(ConfigError, match=f"^--metrics-port: .* found {port}: Address already in use"),
+        pytest.raises(ConfigError, match=f"^--metrics-port: port {port} on .* cannot be used: Address already in use"),
     ):
         run_here("dynamo", engine, "--metrics-port", port)
 

@@ -21,6 +21,8 @@ from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError
 from tests.runtime.grammars.sampler import is_valid, sample
 
+pytestmark = pytest.mark.full
+
 PACKAGE = "jsonschema==4.26.0"
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#", "draft6": "http://json-schema.org/draft-06/schema#",
@@ -49,7 +51,6 @@ def cases(suite: Path, draft: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{file.name}: {case['description']}", {"$schema": DRAFTS[draft], **case["schema"]}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_no_third_outcome(suite: Path, draft: str) -> None:
     num_refused, num_valid, wrong = 0, 0, []

@@ -257,7 +257,7 @@ def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     for options in ((), ("--force",)):
         file.write_text("precious")
         message = refusal(lambda options=options: capture("tiny-qwen3", file, *options), BuildError)  # type: ignore[misc]
-        assert "expected features that this command captured or none, found another file" in message
+        assert "already exists and is not features that this command captured" in message
         assert file.read_text() == "precious"
     file.unlink()
     capture("tiny-qwen3", file, "--max-prompts", 1, "--max-tokens", 2)

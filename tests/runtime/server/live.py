@@ -58,7 +58,7 @@ class Process:
         """Address where it serves, once it does."""
         self.await_log(r"target: .* on cpu: (?s:.*)serving .* on http://\S+\n")
         (url,) = re.findall(r"serving .* on (http://\S+)\n", self.text)
-        until(lambda: not refuses(url), lambda: self.text)
+        assert not refuses(url), self.text
         return str(url)
 
     def await_log(self, pattern: str) -> None:

@@ -38,6 +38,8 @@ from tests.runtime.targets.families import (
     relative_error,
 )
 
+pytestmark = pytest.mark.full
+
 FUNCTIONS = (_gathered, _softmax, _write)
 """Compiled parts of attention: one kernel each."""
 COMPILED = fused.compiled
@@ -135,7 +137,6 @@ def kernels(name: str, num_layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return counting.count
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("name", "expected"), [("qwen3", 15), ("gpt_oss", 25)])
 def test_kernels_of_a_layer(name: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,6 @@ def test_kernels_of_a_layer(name: str, expected: int, monkeypatch: pytest.Monkey
     assert more - fewer == expected
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma4-moe", "gpt_oss", "qwen3"])
 def test_triton_compiles_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,6 @@ def test_triton_compiles_them(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert sum(count for each, count in counts if each is takes_any) > 5
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 def test_what_does_not_compile_runs_as_it_is_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -190,7 +189,6 @@ def test_what_does_not_compile_runs_as_it_is_written(
     assert "no such GPU" in record.message
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("name", [name for name in PACKED if not name.startswith("qwen3_")] + ["qwen3_moe"])
 def test_all_is_compiled_when_a_target_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +242,6 @@ def cast(values: list[Any], dtype: torch.dtype) -> list[Any]:
     return [value.clone().to(dtype) if wanted else value for value, wanted in zip(values, is_float, strict=True)]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_attentions_functions_are_one_kernel(name: str, tmp_path: Path) -> None:
     """Triton compiles it for an H100."""
@@ -261,7 +258,6 @@ def test_attentions_functions_are_one_kernel(name: str, tmp_path: Path) -> None:
     assert code.count(".run(") == compile_kernels(code, (9, 0), tmp_path) == 1
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_functions_round_once(name: str) -> None:
@@ -281,7 +277,6 @@ def test_compiled_functions_round_once(name: str) -> None:
             torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=2**-18)
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 def test_a_compiled_pass_is_the_models_own() -> None:
     """By Inductor's code for a CPU, in a thread as the decoder's: experts, sinks, windows, and pages that grow."""
@@ -295,7 +290,6 @@ def test_a_compiled_pass_is_the_models_own() -> None:
     assert not fused.FAILED
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("name", PACKED)
 def test_a_traced_pass_is_the_models_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,10 +61,6 @@ def _arrivals(arrivals: Arrivals | None) -> list[str]:
     return ["--request-rate", f"{arrivals.request_rate:g}", "--arrival-pattern", arrivals.arrival_pattern]
 
 
-def _goodput(limits: str | None) -> list[str]:
-    return [] if limits is None else ["--goodput", limits]
-
-
 def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
     """AIPerf's command line; without the key, because other users may see the words."""
     return [
@@ -74,7 +70,8 @@ def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, out
         "--streaming", "--use-server-token-count", "--tokenizer", str(tokenizer),
         "--custom-dataset-type", "mooncake-trace" if load.is_replayed else "multi-turn", "--input-file", str(prompts),
         "--dataset-sampling-strategy", "sequential", "--conversation-num", str(len(load.prompts)),
-        "--concurrency", str(load.concurrency), *_arrivals(load.arrivals), *_goodput(load.goodput),
+        "--concurrency", str(load.concurrency), *_arrivals(load.arrivals),
+        *(["--goodput", load.goodput] if load.goodput is not None else []),
         "--random-seed", str(load.seed),
         "--extra-inputs", msgspec.json.encode(body_fields(load.request, load.seed)).decode(),
         "--request-timeout-seconds", str(load.timeout_seconds),

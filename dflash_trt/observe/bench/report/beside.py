@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dflash_trt.deploy.trained_target import is_copy
 from dflash_trt.observe.bench.report.cell_text import NONE, TAU, factor_text, tau_text
 from dflash_trt.observe.bench.report.equal_concurrency import MethodFigures
 from dflash_trt.observe.bench.report.published_rows import Figures, PublishedRow, PublishedSet
 from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
-from dflash_trt.observe.diagnosis.published_tau import is_copy
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.method_styles import TITLES
 
@@ -58,7 +58,7 @@ def _measured(row: PublishedRow, method: str, sweeps: Sequence[Sweep]) -> tuple[
         (series, figures)
         for work, figures in with_prompts
         for series in work.series
-        if series.name.startswith(method) and is_copy(series.method.model.rpartition("/")[2].lower(), row.target)
+        if series.name.startswith(method) and is_copy(series.method.model, row.target)
     ]
     if not with_target:
         return None, f"no {TITLES[method]} on this target"

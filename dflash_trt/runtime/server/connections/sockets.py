@@ -32,10 +32,11 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise RequestError(f"{host} is not an address of this machine", hint=HOST_HINT) from None
-        problem = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        problem = f"port {port} on {host} cannot be used: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            problem = f"port {port} on {host} is already in use"
         raise RequestError(
-            f"port {port} on {host} {problem}",
-            hint="stop the process that listens there, or choose another port with --port",
+            problem, hint="stop the process that listens there, or choose another port with --port"
         ) from None
     return bound
 

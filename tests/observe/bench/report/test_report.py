@@ -280,11 +280,11 @@ def test_an_older_report_is_replaced_only_when_asked_and_nothing_else_ever(
 ) -> None:
     """The new one is also printed as a JSON document, and its percentiles are those of the requests."""
     output = Path(shutil.copytree(written, tmp_path / "out"))
-    with pytest.raises(BuildError, match="found one") as raised:
+    with pytest.raises(BuildError, match="already exists") as raised:
         run_here("bench", "report", measured, "-o", output)
     assert "--force" in str(raised.value.hint)
     assert (output / "report.md").read_bytes() == (written / "report.md").read_bytes()
-    with pytest.raises(BuildError, match="expected a report of a bench run or none, found another directory"):
+    with pytest.raises(BuildError, match="already exists and is not a report of a bench run"):
         run_here("bench", "report", measured, "-o", measured, "--force")
     run = FIXTURES / "bench-run"
     run_here("bench", "report", run, "-o", output, "--force", "--json")

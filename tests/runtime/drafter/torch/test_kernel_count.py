@@ -25,6 +25,8 @@ from tests.engines import build, trained_engine
 from tests.reference.synthetic import DraftSizes, write_random_draft
 from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written, written_as_traced
 
+pytestmark = pytest.mark.full
+
 CompilationError = pytest.importorskip("triton").CompilationError
 SIZES = DraftSizes(
     hidden=2880, intermediate=256, num_heads=4, num_kv_heads=2, head_dim=64, num_taps=1, num_target_layers=36,
@@ -78,20 +80,17 @@ def counted(engine: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("recipe", ["bf16", "fp8"])
 def test_three_kernels_a_layer(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Residual, norm and quantisation twice, SiLU times up once; bias of q, k and v: the product, or the attention."""
     assert counted(gpt_oss(tmp_path, recipe), monkeypatch) == [ONCE, *[1] * 3 * LAYERS]
 
 
-@pytest.mark.full
 def test_of_a_trained_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = trained_engine("tiny-qwen3")
     assert counted(engine, monkeypatch) == [ONCE, *[1] * 3 * read_manifest(engine).draft.num_layers]
 
 
-@pytest.mark.full
 def test_fp4_takes_two_more_before_each_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel makes scales and codes, one lays the scales out; a norm is its own, SiLU times up is not."""
     engine = gpt_oss(tmp_path, "nvfp4")
@@ -100,7 +99,6 @@ def test_fp4_takes_two_more_before_each_product(tmp_path: Path, monkeypatch: pyt
     assert counted(engine, monkeypatch) == [ONCE + 2, *[2, 3, 2, 3] * (LAYERS - 1), 2, 3, 2, 1]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_triton_compiles_them(capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a number of requests, and for any; for a GPU without FP8, too, whose codes Inductor 2.13 leaves to torch."""
@@ -128,7 +126,6 @@ class Codes(torch.nn.Module):
         return scaled_linear.packed_fp4(x, scale)
 
 
-@pytest.mark.full
 def test_triton_compiles_fp4_codes(tmp_path: Path) -> None:
     """For what has their product; what was written for a GPU with FP8 is none for an older one."""
     inputs = torch.randn(130, 256).bfloat16(), torch.tensor(0.5)
