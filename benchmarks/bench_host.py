@@ -66,11 +66,9 @@ def steps_of_lengths(size: int) -> dict[str, list[Case]]:
         "text and prefixes": Case(requests=size, tau=4, text=True, prefixes=True),
         "penalty": Case(requests=size, tau=4, penalty=True),
     }
-    return {
-        f"{name}, {part}, {size} requests": [case._replace(**{part: length}) for length in LENGTHS]
-        for name, case in kinds.items()
-        for part in ("prompt", "answer")
-    }
+    prompts = {f"{name}, prompt": [case._replace(prompt=length) for length in LENGTHS] for name, case in kinds.items()}
+    answers = {f"{name}, answer": [case._replace(answer=length) for length in LENGTHS] for name, case in kinds.items()}
+    return {f"{name}, {size} requests": cases for name, cases in (prompts | answers).items()}
 
 
 class Worker:
