@@ -44,6 +44,8 @@ class Request:
     """Tokens to read before the next one is decoded: the prompt, after `restart` with the answer so far."""
     num_unread: int = field(init=False)
     """Tokens of them that target and drafter have not seen."""
+    ending: FinishReason | None = None
+    """Reason why no token follows, until `finish` makes it the reason of `finished`."""
     num_cached_tokens: int = 0
     """Prompt tokens served from the prefix cache."""
     logprobs: list[float] = field(default_factory=list)
@@ -54,8 +56,6 @@ class Request:
     """Log probability of each prompt token but the first, if asked for."""
     prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
     """Log probabilities of the most likely tokens in the place of each prompt token."""
-    ending: FinishReason | None = None
-    """Reason why no token follows, until `finish` makes it the reason of `finished`."""
     finished: FinishReason | None = None
 
     arrived: float = field(default_factory=time.perf_counter)
