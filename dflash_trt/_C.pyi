@@ -186,7 +186,7 @@ def verify_block(
     +infinity, or nothing but -infinity; TypeError where an array would have to be copied.
     """
 
-Pass: TypeAlias = tuple[float, tuple[int, ...], tuple[int, ...], int, bool]
+_Pass: TypeAlias = tuple[float, tuple[int, ...], tuple[int, ...], int, bool]
 """Time, tokens, drafts, how many of the tokens are accepted drafts, and whether a grammar forced these."""
 
 class Answer:
@@ -200,7 +200,7 @@ class Answer:
     def token_ids(self, begin: int = 0) -> list[int]:
         """The tokens from number `begin` on."""
 
-    def passes(self, begin: int = 0) -> list[Pass]:
+    def passes(self, begin: int = 0) -> list[_Pass]:
         """Passes from number `begin` on; the first emitted the first token."""
 
     def cut(self, num_tokens: int) -> None:

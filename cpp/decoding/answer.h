@@ -40,8 +40,7 @@ class Answer {
   // Appends the tokens of a pass, up to one that ends the answer. Without a token, logits were not finite: an error.
   Ending append(double time, std::span<const int64_t> drafts, bool is_forced, std::span<const int64_t> tokens);
 
-  // Shortens the answer to `num_tokens`, at least one of which is the last pass's; its later tokens were accepted drafts
-  // or followed them.
+  // Shortens the answer to `num_tokens`, at least one of which is the last pass's.
   void cut(int64_t num_tokens);
 
   int64_t num_left() const { return max_tokens_ - static_cast<int64_t>(tokens_.size()); }

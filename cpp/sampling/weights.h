@@ -18,11 +18,11 @@ struct Largest {
   int64_t token;  // the first that has it
 };
 
-// The largest logit. Nothing for a row with NaN or +infinity, or that is -infinity throughout (-infinity among others is
-// a token that cannot occur).
+// Returns the largest logit; nothing for a row with NaN or +infinity, or that is -infinity throughout (-infinity among
+// others is a token that cannot occur).
 std::optional<Largest> largest(std::span<const float> logits);
 
-// The same. Throws std::invalid_argument, naming row and token, where there is none.
+// Returns the largest logit, or throws std::invalid_argument, naming row and token.
 Largest checked_largest(std::span<const float> logits, int64_t row);
 
 // weights[v] = round(2^43 exp((logits[v] - max) / temperature)), to a unit, for temperature > 0.

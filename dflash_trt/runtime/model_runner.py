@@ -25,6 +25,7 @@ class ModelRunner:
         self._drafter = drafter
         if drafter is not None:
             drafter.borrow(target)
+        self._inference_mode = torch.inference_mode()  # made once, since making one takes as long as entering it
         self._segments: Sequence[Segment] = ()
         self._tapped: Sequence[torch.Tensor] = ()
 
@@ -67,10 +68,10 @@ class ModelRunner:
         for segment, count in zip(self._segments, num_tokens, strict=True):
             rollback(segment.slot, len(segment.token_ids) - count)
         if self._drafter is not None:
-            self._inject(self._drafter, num_tokens)
+            with self._inference_mode:
+                self._inject(self._drafter, num_tokens)
         self._segments, self._tapped = (), ()  # an idle runner keeps no request in memory
 
-    @torch.inference_mode()
     def _inject(self, drafter: Drafter, num_tokens: Sequence[int]) -> None:
         """Makes the taps of committed tokens the drafter's context, in passes of at most MAX_ROWS rows.
 
@@ -78,8 +79,9 @@ class ModelRunner:
         """
         slots = [segment.slot for segment in self._segments]
         new, taps = drafter.fitting(slots, num_tokens), side_by_side(self._tapped)
-        if (total := sum(new)) < len(taps):
-            kept = _C.leading_rows([len(segment.token_ids) for segment in self._segments], new)
+        num_rows = [len(segment.token_ids) for segment in self._segments]
+        if (total := sum(new)) < sum(num_rows):
+            kept = _C.leading_rows(num_rows, new)
             taps = taps.index_select(0, uploaded(torch.from_numpy(kept), taps.device))
         if 0 < total <= MAX_ROWS and all(new):
             drafter.inject(slots, new, taps)

@@ -166,8 +166,8 @@ def append_all(requests: Sequence[Request], drafted: list[Proposals], accepted: 
             request.end_at_stop_text(request.text)
 
 
-def steps_of(passes: Sequence[_C.Pass]) -> list[Step]:
-    """Verify passes as they are reported."""
+def steps_of(passes: Sequence[tuple[float, tuple[int, ...], tuple[int, ...], int, bool]]) -> list[Step]:
+    """Verify passes of an `_C.Answer` as they are reported."""
     return [
         Step(token_ids=token_ids, proposals=drafts, accepted=accepted, is_forced=is_forced)
         for _, token_ids, drafts, accepted, is_forced in passes

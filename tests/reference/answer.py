@@ -60,7 +60,7 @@ class Answer:
 
 
 def last_passes(answers: Sequence[Answer]) -> tuple[int, list[tuple[bool, int, int, int]]]:
-    """As _C.last_passes, of the answers that have begun."""
+    """Does what _C.last_passes does, for the answers that have begun."""
     last = [answer.passes[-1] for answer in answers if answer.passes]
     counted = [answer.passes[-1] for answer in answers if len(answer.passes) > 1]
     verified = [(is_forced, len(drafts), len(tokens), accepted) for _, tokens, drafts, accepted, is_forced in counted]

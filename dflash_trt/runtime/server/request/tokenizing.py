@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FEW_CHARACTERS = 512
-"""Prompt that is tokenised on the event loop, if no thread is doing so: a thread's turn would cost twice as much."""
+"""Longest prompt that is tokenised on the event loop, while no thread tokenises: a thread's turn costs more."""
 CHUNK_CHARACTERS = 2**16
 """Chunk in which a longer prompt is counted before it is tokenised whole."""
 SLACK_TOKENS = 16
