@@ -193,7 +193,7 @@ class Steps:
             runner(models, None if case.plain else models),
             SlotPool(case.requests, num_tokens, prefix_caching=case.prefixes),
             policy.FixedLength(0 if case.plain else NUM_DRAFT_TOKENS),
-            prefill_chunk=1 << 16,
+            prefill_chunk=case.requests * case.prompt,  # all prompts in one step, so that answers are equally long
         )
         for number in range(case.requests):
             self._decoder.add(self._request(number))

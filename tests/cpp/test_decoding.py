@@ -101,8 +101,8 @@ def test_blocks_of_all_settings_are_accepted_as_by_the_reference(seed: int) -> N
     for time in range(5):
         num_rows = [int(rng.integers(1, 5)) for _ in answers]
         logits = np.round(rng.normal(0, 2, (sum(num_rows), vocab)).astype(np.float32), int(rng.integers(0, 4)))
-        logits[rng.random(len(logits)) < 0.04, rng.integers(vocab)] = rng.choice([np.nan, np.inf])
-        logits[rng.random(len(logits)) < 0.02] = -np.inf
+        logits[rng.random(len(logits)) < 0.15, rng.integers(vocab)] = rng.choice([np.nan, np.inf])
+        logits[rng.random(len(logits)) < 0.05] = -np.inf
         skipped = [int(rng.integers(0, count + 1)) for count in num_rows]
         expected, proposals, end = list[list[int]](), list[Proposals](), 0
         for own, answer, count, skip in zip(params, answers, num_rows, skipped, strict=True):
@@ -135,7 +135,7 @@ def propose(rng: np.random.Generator, params: Params, output: list[int], rows: s
             row[None], [], params, len(output) + len(token_ids), [1, 2, 40], [*output, *token_ids]
         )
         token_ids.append(own[0] if rng.random() < 0.8 else int(rng.integers(len(row))))
-    if not token_ids or rng.random() < 0.7:
+    if not token_ids or rng.random() < 0.5:
         return Proposals(token_ids)
     ids = np.stack([(token + np.arange(3)) % rows.shape[1] for token in token_ids])
     return Proposals(token_ids, ids, rng.dirichlet(np.ones(3), len(ids)))
