@@ -164,7 +164,10 @@ class Steps:
 
     def run(self, count: int) -> float:
         """CPU seconds of `count` steps in which every request decodes."""
-        if min(request.remaining for request in self._decoder.running.values()) <= count * self._block:
+        if (
+            min(request.params.max_tokens - len(request.answer) for request in self._decoder.running.values())
+            <= count * self._block
+        ):
             self.end()
             self._begin()
         begin = time.process_time()

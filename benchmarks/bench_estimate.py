@@ -108,7 +108,9 @@ def _steps(session: Session, chosen: list[list[int]], length: int, tokens: int) 
     seconds = []
     while not decoder.is_idle:
         running = decoder.running.values()
-        is_full = len(running) == len(chosen) and all(r.is_prefilled and r.remaining > length for r in running)
+        is_full = len(running) == len(chosen) and all(
+            r.is_prefilled and r.params.max_tokens - len(r.answer) > length for r in running
+        )
         begin = time.process_time()
         decoder.step()
         if is_full:

@@ -4,7 +4,8 @@
 Both models are stand-ins whose own time does not count (host_steps.py). With `--against`, another revision of the
 package does the same work in a process of its own, which takes turns with this one's; its compiled module is built
 without CUDA. A cell is CPU time in microseconds of a step: the minimum and the median of all. A row whose caches
-are emptied writes 64 MB before each step, as a pass of a model does. Prints tables, asserts nothing.
+are emptied writes 64 MB before each step, as a pass of a model does. The last table compares long prompts and answers
+with short ones, in processes that take turns, too. Prints tables, asserts nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 
 SIZES = (1, 16, 64, 256)
 FEATURES = ("plain", "text", "stop", "grammar", "prefixes", "logprobs", "penalty")
-LENGTHS = (256, 32768)
+LENGTHS = (32768, 256)
 STEPS = 2048
 """Steps of one request in a turn; more requests have fewer, but at least eight."""
 
@@ -57,15 +58,17 @@ def steps_with_features(size: int) -> dict[str, Case]:
     }
 
 
-def steps_of_lengths(size: int) -> dict[str, Case]:
-    """Short and long prompts, and short and long answers."""
-    case = Case(requests=size, tau=4, text=True, prefixes=True)
-    cases = {}
-    for name, penalty in (("", False), ("penalty, ", True)):
-        for length in LENGTHS:
-            cases[f"{name}prompt of {length} tokens"] = case._replace(prompt=length, penalty=penalty)
-            cases[f"{name}answer of {length} tokens"] = case._replace(answer=length, penalty=penalty)
-    return cases
+def steps_of_lengths(size: int) -> dict[str, list[Case]]:
+    """Long and short prompts, and long and short answers."""
+    kinds = {
+        "greedy": Case(requests=size, tau=4),
+        "sampled": Case(requests=size, tau=4, sampled=True),
+        "text and prefixes": Case(requests=size, tau=4, text=True, prefixes=True),
+        "penalty": Case(requests=size, tau=4, penalty=True),
+    }
+    prompts = {f"{name}, prompt": [case._replace(prompt=length) for length in LENGTHS] for name, case in kinds.items()}
+    answers = {f"{name}, answer": [case._replace(answer=length) for length in LENGTHS] for name, case in kinds.items()}
+    return {f"{name}, {size} requests": cases for name, cases in (prompts | answers).items()}
 
 
 class Worker:
@@ -115,12 +118,12 @@ def package_of(revision: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(source)], check=True)
 
 
-def measure(workers: Sequence[Worker], case: Case, turns: int) -> list[list[float]] | str:
-    """Microseconds of each step of each worker, or what one of them lacks."""
-    for worker in workers:
+def measure(workers: Sequence[Worker], cases: Sequence[Case], turns: int) -> list[list[float]] | str:
+    """Microseconds of each step of each worker's case, or what one of them lacks."""
+    for worker, case in zip(workers, cases, strict=True):
         if (answer := worker.ask(*map(int, case))) != "ready":
             return answer
-    count = max(8, STEPS // case.requests)
+    count = max(8, STEPS // cases[0].requests)
     times: list[list[float]] = [[] for _ in workers]
     for turn in range(turns):
         for worker, own in list(zip(workers, times, strict=True))[:: 1 if turn % 2 else -1]:
@@ -146,26 +149,33 @@ def row(name: str, requests: int, times: list[list[float]] | str) -> tuple[str, 
 @click.option("--turns", default=9, show_default=True, help="Measurements of each row and revision.")
 def main(against: str | None, only: str | None, turns: int) -> None:
     """Print CPU time of a step beside the models."""
-    tables = {
-        "batches": steps_of_batches(),
-        "features": steps_with_features(64),
-        "lengths": steps_of_lengths(16),
-    }
+    tables = {"batches": steps_of_batches(), "features": steps_with_features(64)}
     click.echo(f"{cpu_model()}, one thread; microseconds of a step, minimum / median, {turns} turns")
     with package_of(against) if against is not None else tempfile.TemporaryDirectory() as package:
         packages = [None] if against is None else [None, Path(package)]
         workers = [Worker(package) for package in packages]
-        columns = ("step", "here", "a request", against or "", "ratio of minima", "of medians")
         for title, cases in tables.items():
-            rows = []
-            for name, case in cases.items():
-                if only is None or only in name:
-                    rows.append(row(name, case.requests, measure(workers, case, turns)))
-                    click.echo("  ".join(rows[-1]), err=True)
-            if rows:
-                print_table(title, columns, rows)
-        for worker in workers:
+            named = {name: [case] * len(workers) for name, case in cases.items()}
+            show(title, ("here", "a request", against or ""), workers, named, only, turns)
+        alike = [Worker(None), Worker(None)]
+        shown = [f"{length} tokens" for length in LENGTHS]
+        show("lengths", (shown[0], "a request", shown[1]), alike, steps_of_lengths(16), only, turns)
+        for worker in [*workers, *alike]:
             worker.close()
+
+
+def show(
+    title: str, columns: Sequence[str], workers: Sequence[Worker], named: Mapping[str, Sequence[Case]],
+    only: str | None, turns: int,
+) -> None:  # fmt: skip
+    """Measures the cases of each row whose name has `only` in it, one case for each worker, and prints a table."""
+    rows = []
+    for name, cases in named.items():
+        if only is None or only in name:
+            rows.append(row(name, cases[0].requests, measure(workers, cases, turns)))
+            click.echo("  ".join(rows[-1]), err=True)
+    if rows:
+        print_table(title, ("step", *columns, "ratio of minima", "of medians"), rows)
 
 
 if __name__ == "__main__":

@@ -146,6 +146,11 @@ def first_of(*names: str) -> Any:
     raise missing
 
 
+def length_of(request: Any) -> int:
+    """Tokens of the answer so far."""
+    return len(request.answer) if hasattr(request, "answer") else len(request.token_ids)
+
+
 class Steps:
     """A decoder in the middle of a case's answers."""
 
@@ -188,7 +193,7 @@ class Steps:
             runner(models, None if case.plain else models),
             SlotPool(case.requests, num_tokens, prefix_caching=case.prefixes),
             policy.FixedLength(0 if case.plain else NUM_DRAFT_TOKENS),
-            prefill_chunk=1 << 16,
+            prefill_chunk=case.requests * case.prompt,  # all prompts in one step, so that answers are equally long
         )
         for number in range(case.requests):
             self._decoder.add(self._request(number))
@@ -196,7 +201,7 @@ class Steps:
             self._decoder.step()
         for _ in range(WARM_UP):
             self._decoder.step()
-        while min(len(request.token_ids) for request in self._decoder.running.values()) < case.answer:
+        while min(map(length_of, self._decoder.running.values())) < case.answer:
             self._decoder.step()
             self._queue.clear()
 
@@ -213,7 +218,7 @@ class Steps:
             before, begin = self._models.seconds, time.thread_time()
             self._decoder.step()
             seconds.append(time.thread_time() - begin - (self._models.seconds - before))
-        lengths = {len(request.token_ids) for request in self._decoder.running.values()}
+        lengths = set(map(length_of, self._decoder.running.values()))
         if len(self._decoder.running) < self._case.requests or max(lengths) - min(lengths) > self._case.tau:
             raise SystemExit(f"{self._case}: the answers have ended or differ in length")
         return seconds

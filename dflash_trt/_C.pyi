@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash_trt.engine.proposals import Proposals
+
 _Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float16] | NDArray[np.float32]
 """[R, K], C-contiguous, at any alignment, read-only memory maps included; uint16 holds BF16's bits."""
 _Tensor: TypeAlias = torch.Tensor | NDArray[np.generic]
@@ -183,6 +185,69 @@ def verify_block(
     Raises ValueError for shapes that do not fit, ids out of range, and a row (as far as rows are needed) with NaN,
     +infinity, or nothing but -infinity; TypeError where an array would have to be copied.
     """
+
+_Pass: TypeAlias = tuple[float, tuple[int, ...], tuple[int, ...], int, bool]
+"""Time, tokens, drafts, how many of the tokens are accepted drafts, and whether a grammar forced these."""
+
+class Answer:
+    """The answer to one request as it grows: its tokens, and what each pass of the target added.
+
+    It ends with one of the stop ids or the `max_tokens`-th token. prompt_ids are read only with a penalty.
+    """
+
+    def __init__(self, params: SamplerParams, prompt_ids: list[int], max_tokens: int, stop_ids: list[int]) -> None: ...
+    def __len__(self) -> int: ...
+    def token_ids(self, begin: int = 0) -> list[int]:
+        """The tokens from number `begin` on."""
+
+    def passes(self, begin: int = 0) -> list[_Pass]:
+        """Passes from number `begin` on; the first emitted the first token."""
+
+    def cut(self, num_tokens: int) -> None:
+        """Shortens the answer to `num_tokens`; ValueError unless they end in the last pass."""
+
+def accept_rows(
+    logits: NDArray[np.float32],
+    num_rows: list[int],
+    num_skipped: list[int],
+    answers: list[Answer],
+    proposals: list[Proposals],
+) -> list[list[int]]:
+    """The tokens that a pass emits after each answer: verify_block for all of them, with their parameters.
+
+    Logits [R, V] have num_rows[i] rows for answer i, which are passed over up to num_skipped[i]; without any left there
+    is no token. The first row that has NaN, +infinity, or nothing but -infinity ends a block before it. Answers stay as
+    they are until `append_all`. Raises as verify_block does, but not for such rows.
+    """
+
+def accept_chosen(
+    choices: NDArray[np.int64],
+    are_finite: NDArray[np.bool_],
+    num_rows: list[int],
+    num_skipped: list[int],
+    proposals: list[Proposals],
+) -> list[list[int]]:
+    """The same by the target's own token [R] of each row, and whether the row is finite: proposals that equal them."""
+
+def append_all(
+    answers: list[Answer], proposals: list[Proposals], accepted: list[list[int]], time: float
+) -> list[tuple[int, str]]:
+    """Appends the accepted tokens of a pass at `time` to each answer, up to one that ends it.
+
+    Returns the places of answers that end, each with a FinishReason: "error" without a token, "stop" or "length".
+    """
+
+def next_blocks(answers: list[Answer], lengths: list[int]) -> tuple[list[int], list[int]]:
+    """Last token of each answer, and how many of `lengths` drafts can follow it before its last token."""
+
+def last_passes(answers: list[Answer]) -> tuple[int, list[tuple[bool, int, int, int]]]:
+    """Tokens that the last pass of each answer emitted, in all, and counts of each that was not the answer's first:
+
+    whether the drafts were forced, how many drafts, how many tokens, and drafts among these.
+    """
+
+def leading_rows(num_rows: list[int], num_kept: list[int]) -> NDArray[np.int64]:
+    """Places of the first num_kept[i] of num_rows[i] rows of each part; the parts lie end to end."""
 
 def token_probabilities(
     logits: NDArray[np.float32],

@@ -12,6 +12,7 @@ inline void expect(bool holds, const char* text, int64_t found) {
 }
 
 // One function per area; module.cpp is the list.
+void bind_decoding(nanobind::module_& module);
 void bind_kv_injection(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);
 void bind_paged_attention(nanobind::module_& module);

@@ -8,4 +8,5 @@ NB_MODULE(_C, module) {
   bind_linear(module);
   bind_rms_norm(module);
   bind_sampling(module);
+  bind_decoding(module);
 }

@@ -31,28 +31,33 @@ std::span<T> row_memory(int64_t vocab) {
 // Turns rows of logits into distributions and distributions into tokens.
 class RowSampler {
  public:
-  RowSampler(int64_t vocab, const SamplerParams& params, const History& history)
-      : params_(params), weights_(row_memory<uint64_t>(vocab)) {
-    if (!params.has_penalties()) return;
-    counts_.emplace(vocab, history);
-    penalised_ = row_memory<float>(vocab);
+  // `counts` are those of the history, or null without a penalty.
+  RowSampler(int64_t vocab, const SamplerParams& params, TokenCounts* counts)
+      : params_(params), counts_(counts), weights_(row_memory<uint64_t>(vocab)) {
+    if (counts_ != nullptr) penalised_ = row_memory<float>(vocab);
   }
 
-  // Reads a row; the functions below refer to the last row read.
-  void read(std::span<const float> logits, int64_t row) {
-    if (counts_) {
+  // Reads a row; the functions below refer to the last row read. False if it has no distribution.
+  bool read(std::span<const float> logits) {
+    read_ = logits;
+    if (counts_ != nullptr) {
       std::ranges::copy(logits, penalised_.begin());
       counts_->penalise(penalised_, params_);
-      logits = penalised_;
+      read_ = penalised_;
     }
-    const float max = checked_max(logits, row);
-    if (is_greedy()) {
-      argmax_ = std::ranges::find(logits, max) - logits.begin();
-      return;
-    }
-    to_weights(logits, max, params_.temperature, weights_);
+    const std::optional<Largest> best = largest(read_);
+    if (!best) return false;
+    argmax_ = best->token;
+    if (is_greedy()) return true;
+    to_weights(read_, best->logit, params_.temperature, weights_);
     lowest_ = lowest_kept_weight(weights_, params_);
     mass_ = mass_from(weights_, lowest_);
+    return true;
+  }
+
+  // Reads a row. Throws std::invalid_argument if it has no distribution.
+  void read_checked(std::span<const float> logits, int64_t row) {
+    if (!read(logits)) checked_largest(read_, row);
   }
 
   // First token in id order at which the cumulative distribution exceeds u.
@@ -95,7 +100,7 @@ class RowSampler {
   }
 
   void add_output(int64_t token) {
-    if (counts_) counts_->add_output(token);
+    if (counts_ != nullptr) counts_->add_output(token);
   }
 
  private:
@@ -106,9 +111,10 @@ class RowSampler {
   }
 
   const SamplerParams params_;
-  std::optional<TokenCounts> counts_;
-  std::span<float> penalised_;
+  TokenCounts* const counts_;
   std::span<uint64_t> weights_;
+  std::span<float> penalised_;
+  std::span<const float> read_;
   int64_t argmax_ = 0;
   uint64_t lowest_ = 0;
   uint64_t mass_ = 0;
@@ -136,6 +142,33 @@ void check_distributions(const ProposalDistributions& q, std::span<const int64_t
   }
 }
 
+// Calls read(row) for each row that is needed, and ends where it returns false.
+template <class Read>
+std::vector<int64_t> emit(RowSampler& sampler, Read read, int64_t num_rows, std::span<const int64_t> proposals,
+                          uint64_t position, const ProposalDistributions& distributions) {
+  const size_t width = distributions.width;
+  std::vector<int64_t> emitted;
+  bool goes_on = true;
+  for (int64_t row = 0; goes_on && row < num_rows && read(row); ++row) {
+    const uint64_t place = position + static_cast<uint64_t>(row);
+    const bool has_proposal = row + 1 < num_rows;
+    if (has_proposal && width > 0) {
+      const auto begin = static_cast<size_t>(row) * width;
+      const auto tokens = distributions.tokens.subspan(begin, width);
+      const auto probabilities = distributions.probabilities.subspan(begin, width);
+      const auto drawn = std::ranges::find(tokens, proposals[row]) - tokens.begin();
+      goes_on = sampler.accepts(proposals[row], probabilities[static_cast<size_t>(drawn)], place);
+      if (!goes_on) sampler.subtract(tokens, probabilities);
+      emitted.push_back(goes_on ? proposals[row] : sampler.token(place));
+    } else {
+      emitted.push_back(sampler.token(place));
+      goes_on = has_proposal && emitted.back() == proposals[row];
+    }
+    sampler.add_output(emitted.back());
+  }
+  return emitted;
+}
+
 }  // namespace
 
 std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals, const SamplerParams& params,
@@ -153,32 +186,34 @@ std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t>
     throw std::invalid_argument("expected, for a penalty, the " + std::to_string(position) +
                                 " output ids before the position, found " + std::to_string(history.output.size()));
   }
-  const size_t width = params.temperature == 0 ? 0 : distributions.width;
-  if (width > 0) check_distributions(distributions, proposals, logits.vocab);
-  RowSampler sampler(logits.vocab, params, history);
-  std::vector<int64_t> emitted;
-  for (int64_t row = 0; row < logits.rows; ++row) {
-    const uint64_t place = position + static_cast<uint64_t>(row);
-    sampler.read(logits.row(row), row);
-    if (row < num_proposals && width > 0) {
-      const auto begin = static_cast<size_t>(row) * width;
-      const auto tokens = distributions.tokens.subspan(begin, width);
-      const auto probabilities = distributions.probabilities.subspan(begin, width);
-      const auto drawn = std::ranges::find(tokens, proposals[row]) - tokens.begin();
-      if (sampler.accepts(proposals[row], probabilities[static_cast<size_t>(drawn)], place)) {
-        emitted.push_back(proposals[row]);
-        sampler.add_output(emitted.back());
-        continue;
-      }
-      sampler.subtract(tokens, probabilities);
-      emitted.push_back(sampler.token(place));
-      break;
-    }
-    emitted.push_back(sampler.token(place));
-    if (row < num_proposals && emitted.back() != proposals[row]) break;
-    sampler.add_output(emitted.back());
+  const ProposalDistributions judged = params.temperature == 0 ? ProposalDistributions{} : distributions;
+  if (judged.width > 0) check_distributions(judged, proposals, logits.vocab);
+  std::optional<TokenCounts> counts;
+  if (params.has_penalties()) counts.emplace(logits.vocab, history);
+  RowSampler sampler(logits.vocab, params, counts ? &*counts : nullptr);
+  const auto read = [&](int64_t row) {
+    sampler.read_checked(logits.row(row), row);
+    return true;
+  };
+  return emit(sampler, read, logits.rows, proposals, position, judged);
+}
+
+std::vector<int64_t> accept_block(const Logits& logits, std::span<const int64_t> proposals, const SamplerParams& params,
+                                  uint64_t position, TokenCounts* counts, const ProposalDistributions& distributions) {
+  check_vocab(logits.vocab);
+  auto num_rows = std::min(logits.rows, static_cast<int64_t>(proposals.size()) + 1);
+  const ProposalDistributions judged = params.temperature == 0 ? ProposalDistributions{} : distributions;
+  if (judged.width > 0) {
+    check_ids("proposals", proposals, logits.vocab);
+    check_distributions(judged, proposals, logits.vocab);
+    // The last proposal is judged only if a row follows.
+    int64_t num_usable = 0;
+    while (num_usable < num_rows && largest(logits.row(num_usable))) ++num_usable;
+    num_rows = num_usable;
   }
-  return emitted;
+  RowSampler sampler(logits.vocab, params, counts);
+  return emit(sampler, [&](int64_t row) { return sampler.read(logits.row(row)); }, num_rows, proposals, position,
+              judged);
 }
 
 void token_probabilities(std::span<const float> logits, const SamplerParams& params, const History& history,
@@ -190,8 +225,10 @@ void token_probabilities(std::span<const float> logits, const SamplerParams& par
     throw std::invalid_argument("expected out of " + std::to_string(vocab) + " probabilities, found " +
                                 std::to_string(out.size()));
   }
-  RowSampler sampler(vocab, params, history);
-  sampler.read(logits, 0);
+  std::optional<TokenCounts> counts;
+  if (params.has_penalties()) counts.emplace(vocab, history);
+  RowSampler sampler(vocab, params, counts ? &*counts : nullptr);
+  sampler.read_checked(logits, 0);
   for (int64_t token = 0; token < vocab; ++token) out[token] = sampler.probability(token);
 }
 
@@ -206,7 +243,7 @@ std::vector<double> token_logprobs(const Logits& logits, std::span<const int64_t
   std::vector<double> logprobs;
   for (size_t row = 0; row < tokens.size(); ++row) {
     const auto row_logits = logits.row(static_cast<int64_t>(row));
-    const float max = checked_max(row_logits, static_cast<int64_t>(row));
+    const float max = checked_largest(row_logits, static_cast<int64_t>(row)).logit;
     to_weights(row_logits, max, 1, weights);
     const double log_sum = std::log(static_cast<double>(mass_from(weights, 0)) / kMaxWeight);
     logprobs.push_back(double{row_logits[static_cast<size_t>(tokens[row])]} - max - log_sum);

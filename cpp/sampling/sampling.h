@@ -38,6 +38,12 @@ std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t>
                                   uint64_t position, const History& history,
                                   const ProposalDistributions& distributions = {});
 
+// Does the same for the answer of a running request, whose history is counted if it has a penalty; adds the emitted
+// tokens to `counts`. Ends before the first row that has no distribution (`largest`), as if the rows from there on and
+// the proposals that they follow did not exist; there may be fewer rows than proposals.
+std::vector<int64_t> accept_block(const Logits& logits, std::span<const int64_t> proposals, const SamplerParams& params,
+                                  uint64_t position, TokenCounts* counts, const ProposalDistributions& distributions);
+
 // Fills `out` [V] with the distribution that verify_block samples from, given a row [V] of logits.
 void token_probabilities(std::span<const float> logits, const SamplerParams& params, const History& history,
                          std::span<double> out);

@@ -38,31 +38,41 @@ uint64_t fixed_point_exp(double x) {
   return std::bit_cast<uint64_t>(sum * power + kToInteger) - std::bit_cast<uint64_t>(kToInteger);
 }
 
-[[noreturn]] void throw_unusable(int64_t row, const std::string& found) {
-  throw std::invalid_argument("expected logits that are finite, or -infinity for some, found " + found + " in row " +
-                              std::to_string(row));
-}
-
 }  // namespace
 
-float checked_max(std::span<const float> logits, int64_t row) {
+std::optional<Largest> largest(std::span<const float> logits) {
   // Compilers vectorise an integer maximum. With the low bits of negative numbers flipped, the bits of floats order
-  // like the floats.
+  // like the floats. Only the part that has the largest is searched for its token.
   constexpr int32_t kMagnitude = 0x7fffffff;
-  int32_t largest = std::numeric_limits<int32_t>::min();
-  int32_t largest_magnitude = 0;
-  for (const float logit : logits) {
-    const auto bits = std::bit_cast<int32_t>(logit);
-    largest = std::max(largest, bits ^ ((bits >> 31) & kMagnitude));
-    largest_magnitude = std::max(largest_magnitude, bits & kMagnitude);
+  constexpr size_t kPart = 4096;
+  float best = -kInfinity;
+  size_t place = 0;
+  for (size_t begin = 0; begin < logits.size(); begin += kPart) {
+    int32_t greatest = std::numeric_limits<int32_t>::min();
+    int32_t greatest_magnitude = 0;
+    for (const float logit : logits.subspan(begin, std::min(kPart, logits.size() - begin))) {
+      const auto bits = std::bit_cast<int32_t>(logit);
+      greatest = std::max(greatest, bits ^ ((bits >> 31) & kMagnitude));
+      greatest_magnitude = std::max(greatest_magnitude, bits & kMagnitude);
+    }
+    if (greatest_magnitude > std::bit_cast<int32_t>(kInfinity)) return {};  // NaN
+    const auto max = std::bit_cast<float>(greatest ^ ((greatest >> 31) & kMagnitude));
+    if (max > best) {
+      best = max;
+      place = begin;
+    }
   }
-  const auto max = std::bit_cast<float>(largest ^ ((largest >> 31) & kMagnitude));
-  const bool has_nan = largest_magnitude > std::bit_cast<int32_t>(kInfinity);
-  if (!has_nan && std::isfinite(max)) return max;
-  if (!has_nan && max < 0) throw_unusable(row, "-infinity throughout");
+  if (!std::isfinite(best)) return {};
+  return Largest{.logit = best, .token = std::find(logits.begin() + place, logits.end(), best) - logits.begin()};
+}
+
+Largest checked_largest(std::span<const float> logits, int64_t row) {
+  if (const std::optional<Largest> found = largest(logits)) return *found;
   const auto bad = std::ranges::find_if(logits, [](float x) { return !(x < kInfinity); });
-  throw_unusable(
-      row, std::string(std::isnan(*bad) ? "NaN" : "+infinity") + " for token " + std::to_string(bad - logits.begin()));
+  const std::string token = bad == logits.end() ? "" : " for token " + std::to_string(bad - logits.begin());
+  const char* what = bad == logits.end() ? "-infinity throughout" : std::isnan(*bad) ? "NaN" : "+infinity";
+  throw std::invalid_argument("expected logits that are finite, or -infinity for some, found " + (what + token) +
+                              " in row " + std::to_string(row));
 }
 
 void to_weights(std::span<const float> logits, float max, double temperature, std::span<uint64_t> weights) {

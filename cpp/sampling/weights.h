@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace dflash {
@@ -12,9 +13,17 @@ constexpr int kWeightBits = 43;
 constexpr uint64_t kMaxWeight = uint64_t{1} << kWeightBits;      // weight of the most likely token
 constexpr int64_t kMaxVocab = int64_t{1} << (63 - kWeightBits);  // a row's sum fits 63 bits
 
-// The largest logit. Throws std::invalid_argument naming row and token for NaN or +infinity, and
-// for a row that is -infinity throughout (-infinity among others is a token that cannot occur).
-float checked_max(std::span<const float> logits, int64_t row);
+struct Largest {
+  float logit;
+  int64_t token;  // the first that has it
+};
+
+// Returns the largest logit; nothing for a row with NaN or +infinity, or that is -infinity throughout (-infinity among
+// others is a token that cannot occur).
+std::optional<Largest> largest(std::span<const float> logits);
+
+// Returns the largest logit, or throws std::invalid_argument, naming row and token.
+Largest checked_largest(std::span<const float> logits, int64_t row);
 
 // weights[v] = round(2^43 exp((logits[v] - max) / temperature)), to a unit, for temperature > 0.
 void to_weights(std::span<const float> logits, float max, double temperature, std::span<uint64_t> weights);

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import accumulate, zip_longest
 from typing import Annotated
@@ -115,44 +115,38 @@ class AcceptanceCounter:
     """Adds up verify passes as they come."""
 
     def __init__(self) -> None:
-        self._drafting_passes = self._emitted = self._proposed = self._longest = 0
-        self._forced_passes = self._forced = 0
-        self._passes_by_accepted: Counter[int] = Counter()
+        self._passes = defaultdict[tuple[bool, int, int, int], int](int)
 
     def add(self, passes: Iterable[tuple[bool, int, int, int]]) -> None:
         """Counts verify passes by: were drafts forced, how many drafts, how many tokens, and drafts among these."""
-        drafting = emitted = proposed = 0
-        longest, by_accepted = self._longest, self._passes_by_accepted
-        for is_forced, num_drafts, num_tokens, accepted in passes:
-            if is_forced:
-                self._forced_passes += 1
-                self._forced += accepted
-                continue
-            if num_drafts:
-                drafting += 1
-                proposed += num_drafts
-                if num_drafts > longest:
-                    longest = num_drafts
-            emitted += num_tokens
-            by_accepted[accepted] += 1
-        self._drafting_passes += drafting
-        self._emitted += emitted
-        self._proposed += proposed
-        self._longest = longest
+        counts = self._passes
+        for each in passes:
+            counts[each] += 1
 
     def read(self) -> Acceptance:
         """The current counts; by position up to the longest proposal."""
-        passes = self._passes_by_accepted.copy()
-        at_least = list(accumulate(passes[count] for count in range(self._longest, 0, -1)))[::-1]
+        drafting_passes = emitted = proposed = longest = forced_passes = forced = 0
+        passes = Counter[int]()
+        for (is_forced, num_drafts, num_tokens, accepted), count in self._passes.copy().items():
+            if is_forced:
+                forced_passes += count
+                forced += count * accepted
+                continue
+            drafting_passes += count if num_drafts else 0
+            emitted += count * num_tokens
+            proposed += count * num_drafts
+            longest = max(longest, num_drafts)
+            passes[accepted] += count
+        at_least = list(accumulate(passes[count] for count in range(longest, 0, -1)))[::-1]
         return Acceptance(
             passes=passes.total(),
-            drafting_passes=self._drafting_passes,
-            emitted=self._emitted,
-            proposed=self._proposed,
+            drafting_passes=drafting_passes,
+            emitted=emitted,
+            proposed=proposed,
             accepted=sum(at_least),
             accepted_by_position=tuple(at_least),
-            forced_passes=self._forced_passes,
-            forced=self._forced,
+            forced_passes=forced_passes,
+            forced=forced,
         )
 
 

@@ -62,7 +62,7 @@ def checked_number(name: str, value: Any, field: NumberField) -> float:
     """`value` as a number of Python; RequestError, with the field's name, for another type or out of bounds."""
     low, high, expected = field.bounds
     kind, noun = (Integral, "an integer") if field.type is int else (Real, "a number")
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    is_number = type(value) is field.type or (isinstance(value, kind) and not isinstance(value, bool))
     if not is_number:
         raise refusal(name, f"{noun}, {expected}", value)
     try:

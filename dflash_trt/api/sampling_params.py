@@ -158,6 +158,8 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
 
     def nth(self, index: int) -> SamplingParams:
         """Parameters of answer `index` of `n`: a seed is increased by the index, as in vLLM."""
+        if self.n == 1 and index == 0:
+            return self
         seed = self.seed if self.seed is None else (self.seed + index) % 2**64
         return msgspec.structs.replace(self, n=1, seed=seed)
 

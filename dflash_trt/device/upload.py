@@ -17,4 +17,4 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 def uploaded(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`; the host does not wait for the copy."""
-    return pinned(tensor, device).to(device, non_blocking=True)
+    return tensor if tensor.device == device else pinned(tensor, device).to(device, non_blocking=True)

@@ -9,38 +9,37 @@ from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, steps_of
 
 Put = Callable[[Chunk | Exception], None]
 
 
 def chunk_reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
     """Listener that puts what each report adds, or all of it at the end."""
-    sent = sent_emissions = 0
+    sent = num_passes = 0
 
     def on_progress(request: Request) -> None:
-        nonlocal sent, sent_emissions
+        nonlocal sent, num_passes
         if not incremental and request.finished is None:
             return
-        new = slice(sent, len(request.token_ids))
-        emitted = request.emissions.read(request.token_ids, sent_emissions, sent)
+        new, passes = slice(sent, len(request.answer)), request.answer.passes(num_passes)
         text = "" if request.text is None else request.text.next_text()
         try:
             chunk = Chunk(
                 text=text,
-                token_ids=request.token_ids[new],
+                token_ids=request.answer.token_ids(sent),
                 logprobs=request.logprobs[new] if request.params.logprobs else None,
                 top_logprobs=request.top_logprobs[new] if request.params.top_logprobs else None,
                 prompt_logprobs=prompt_logprobs(request) if sent == 0 else None,
-                steps=emitted.steps,
-                emitted=emitted.times,
+                steps=steps_of(passes[num_passes == 0 :]),  # without the prefill's
+                emitted=[time for time, *_ in passes],
                 completion=None if request.finished is None else completion(request),
             )
         except (EngineError, RequestError) as error:
             put(error)
         else:
             put(chunk)
-        sent, sent_emissions = new.stop, emitted.end
+        sent, num_passes = new.stop, num_passes + len(passes)
 
     return on_progress
 
@@ -53,11 +52,10 @@ def completion(request: Request) -> Completion:
             raise request.error
         raise EngineError(f"the decoder has failed: {request.error}") from request.error
     assert request.ended is not None
-    tokens = len(request.token_ids)
-    emitted = request.emissions.read(request.token_ids)
-    first, last = (emitted.times[0], emitted.times[-1]) if emitted.times else (None, None)
+    tokens, passes = len(request.answer), request.answer.passes()
+    first, last = (passes[0][0], passes[-1][0]) if passes else (None, None)
     return Completion(
-        token_ids=list(request.token_ids),
+        token_ids=request.token_ids,
         prompt_token_ids=list(request.prompt_ids),
         text="" if request.text is None else request.text.text,
         finish_reason=request.finished,
@@ -67,7 +65,7 @@ def completion(request: Request) -> Completion:
         prompt_logprobs=prompt_logprobs(request),
         cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
         seed=request.sampler.seed,
-        acceptance=Acceptance.of(emitted.steps),
+        acceptance=Acceptance.of(steps_of(passes[1:])),
         arrived=request.arrived,
         queue_seconds=(request.admitted or request.ended) - request.arrived,
         ttft_seconds=None if first is None else first - request.arrived,

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from dflash_trt import _C
 from dflash_trt.api.acceptance import AcceptanceCounter
 from dflash_trt.api.backend import DecoderMetrics, DecoderTotals
 from dflash_trt.api.completion import FinishReason
@@ -32,7 +34,7 @@ from dflash_trt.runtime.policy.client_queue import ClientQueue, split_room, to_p
 from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.policy.step_share import StepShare
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, append_all
 from dflash_trt.runtime.step_input import StepInput
 
 if TYPE_CHECKING:
@@ -67,17 +69,18 @@ class Decoder:
 
     def step(self) -> None:
         """Advances all running requests by one pass of the target."""
-        self._admit()
+        if self.waiting:
+            self._admit()
         running = self._taking_part()
         blocks, chunks = self._draft(running), self._prompt_chunks(running)
         if not (parts := [*blocks, *chunks]):
             return
         logits = self.runner.verify(parts)
         accepted = accept_parts(parts, logits)
-        num_taken = self._commit(parts, chunks, accepted)
+        self._commit(parts, chunks, accepted)
         self._observe(blocks, chunks, accepted)
         self._draft_ahead()
-        self._count(parts, accepted, num_taken)
+        self._count(parts, accepted)
         self._emit(parts, accepted)
 
     def _admit(self) -> None:
@@ -109,7 +112,7 @@ class Decoder:
         context_ids = request.cacheable_ids
         slot, pages, num_cached = self.slots.allocate(request.max_length, context_ids)
         self.runner.reserve(slot, pages, num_cached)
-        request.num_prefilled = num_cached
+        request.num_unread = len(request.context_ids) - num_cached
         if request.admitted is None:
             request.admitted, request.num_cached_tokens = time.perf_counter(), num_cached
         if self.slots.prefix_caching:
@@ -125,8 +128,6 @@ class Decoder:
     def _taking_part(self) -> Mapping[int, Request]:
         """Running requests of the clients that take part in the step."""
         clients = [request.client for request in self.running.values()]
-        if len(set(clients)) == 1:
-            del clients[1:]
         chosen = self._step_share.choose(clients)
         if chosen.issuperset(clients):
             return self.running
@@ -149,25 +150,22 @@ class Decoder:
 
     def _prompt_chunks(self, running: Mapping[int, Request]) -> list[StepInput]:
         """The next tokens of unfinished prompts: an equal share for each client, its oldest request first."""
-        reading = [(slot, request) for slot, request in running.items() if not request.is_prefilled]
+        reading = [each for each in running.items() if each[1].num_unread]
+        if not reading:
+            return []
         sizes = split_room(self._prefill_chunk, [(request.client, request.num_unread) for _, request in reading])
         return [StepInput.chunk(*each, size) for each, size in zip(reading, sizes, strict=True) if size]
 
-    def _commit(
-        self, parts: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[list[int]]
-    ) -> list[int]:
-        """Rolls back what was rejected; the rest is in both caches, and in the answers up to a token that ends them.
-
-        Returns how many tokens each answer took.
-        """
+    def _commit(self, parts: Sequence[StepInput], chunks: Sequence[StepInput], accepted: list[list[int]]) -> None:
+        """Rolls back what was rejected; the rest is in both caches, and in the answers up to a token that ends them."""
         self.runner.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
         for chunk in chunks:
-            chunk.request.num_prefilled += len(chunk.token_ids)
-        now = time.perf_counter()
-        return [
-            part.request.append(tokens, part.drafted, now) if part.num_drawn else 0
-            for part, tokens in zip(parts, accepted, strict=True)
-        ]
+            chunk.request.num_unread -= len(chunk.token_ids)
+        if not all(accepted):  # chunks inside a prompt emit nothing
+            emit = [part.num_drawn for part in parts]
+            parts, accepted = [*compress(parts, emit)], [*compress(accepted, emit)]
+        requests, drafted = [part.request for part in parts], [part.drafted for part in parts]
+        append_all(requests, drafted, accepted, time.perf_counter())
 
     def _observe(
         self, blocks: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[Sequence[int]]
@@ -184,15 +182,13 @@ class Decoder:
         self._drafting.observe(record)
         self._step_share.observe(record)
 
-    def _count(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]], num_taken: Sequence[int]) -> None:
+    def _count(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
         """Adds to the totals; the pass that emits the first token of an answer is none of drafts."""
+        answers = [part.request.answer for part in compress(parts, accepted)]
+        num_tokens, verified = _C.last_passes(answers)
         self._totals.passes += 1
-        self._totals.output_tokens += sum(num_taken)
-        self._acceptance.add(
-            (part.drafted.is_forced, len(part.drafted.token_ids), taken, taken if taken < len(tokens) else taken - 1)
-            for part, tokens, taken in zip(parts, accepted, num_taken, strict=True)
-            if 0 < taken < len(part.request.token_ids)
-        )
+        self._totals.output_tokens += num_tokens
+        self._acceptance.add(verified)
 
     def _emit(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
         """Reports new tokens; a request that ends leaves its slot, and others may share its full pages."""
@@ -256,7 +252,7 @@ class Decoder:
     def _fail(self, slot: int, request: Request) -> None:
         """Ends a request whose next logits are not finite; the others go on."""
         request.error = request.error or EngineError(
-            f"the target's logits of output token {len(request.token_ids) + 1} are NaN or infinite",
+            f"the target's logits of output token {len(request.answer) + 1} are NaN or infinite",
             hint="look for NaN in the target's weights; download or copy them again",
         )
         self._end(request, slot, FinishReason.ERROR)
@@ -279,5 +275,7 @@ class Decoder:
 def _decoding(running: Mapping[int, Request]) -> dict[int, Request]:
     """Requests whose prompts have been read and whose answers go on, by slot, in the order of slots."""
     return {
-        slot: request for slot, request in sorted(running.items()) if request.is_prefilled and request.ending is None
+        slot: request
+        for slot in sorted(running)
+        if not (request := running[slot]).num_unread and request.ending is None
     }

@@ -9,6 +9,7 @@ from itertools import compress
 
 import msgspec
 
+from dflash_trt import _C
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import DraftLength
@@ -25,6 +26,8 @@ class Drafts(msgspec.Struct):
     """Time at which it was started."""
     requests: Mapping[int, Request]
     """Requests by slot, in the order of slots."""
+    anchors: Sequence[int]
+    """Last token of each request."""
     limits: Sequence[int]
     """Drafts that each request verifies at most."""
     proposals: dict[int, Proposals]
@@ -46,10 +49,7 @@ class Drafting:
         """Starts the pass for `requests` by slot, in the order of slots."""
         began = time.perf_counter()
         lengths = self.draft_length.lengths([request.params.draft_length for request in requests.values()])
-        limits = [
-            min(length, request.params.max_tokens - len(request.token_ids) - 1)
-            for length, request in zip(lengths, requests.values(), strict=True)
-        ]
+        anchors, limits = _C.next_blocks([request.answer for request in requests.values()], lengths)
         forced = {
             slot: Proposals(ids, is_forced=True)
             for (slot, request), limit in zip(requests.items(), limits, strict=True)
@@ -58,22 +58,26 @@ class Drafting:
         slots = runner.draftable([*compress(requests, limits)])
         if forced:
             slots = [slot for slot in slots if slot not in forced]
-        drafts = Drafts(began, requests, limits, forced, slots, list)
+        drafts = Drafts(began, requests, anchors, limits, forced, slots, list)
         if slots:
-            drafting = [requests[slot] for slot in slots]
-            anchors = [request.token_ids[-1] for request in drafting]
-            drafts.wait = runner.draft(slots, anchors, max(limits), self._draws(runner, drafting))
+            drafting = anchors
+            if len(slots) < len(requests):
+                anchor_of = dict(zip(requests, anchors, strict=True))
+                drafting = [anchor_of[slot] for slot in slots]
+            draws = self._draws([requests[slot] for slot in slots]) if runner.draws_proposals else ()
+            drafts.wait = runner.draft(slots, drafting, max(limits), draws)
         return drafts
 
     def blocks(self, drafts: Drafts) -> list[StepInput]:
         """A block of each request, once its drafts are there."""
         proposals = drafts.proposals | dict(zip(drafts.slots, drafts.wait(), strict=True))
         blocks = []
-        for (slot, request), limit in zip(drafts.requests.items(), drafts.limits, strict=True):
+        of_request = zip(drafts.requests.items(), drafts.anchors, drafts.limits, strict=True)
+        for (slot, request), anchor, limit in of_request:
             drafted = proposals.get(slot, NO_PROPOSALS)
             if len(drafted.token_ids) > limit or drafted.survival is not None:
                 drafted = self._cut(request, drafted.first(limit))
-            token_ids = [request.token_ids[-1], *drafted.token_ids]
+            token_ids = [anchor, *drafted.token_ids]
             blocks.append(StepInput(slot, token_ids, len(token_ids), request, drafted))
         return blocks
 
@@ -82,10 +86,8 @@ class Drafting:
         self.draft_length.observe(record)
         self._proposal_choice.observe(record)
 
-    def _draws(self, runner: ModelRunner, requests: Sequence[Request]) -> list[Draw | None]:
-        """Draws of the proposals of each request; none where all are greedy."""
-        if not runner.draws_proposals:
-            return []
+    def _draws(self, requests: Sequence[Request]) -> list[Draw | None]:
+        """Draws of the proposals of each request; None where they are greedy."""
         temperatures = {request.params.temperature for request in requests}
         drawn = {temperature: self._proposal_choice.is_drawn(temperature) for temperature in temperatures}
         return [request.draw if drawn[request.params.temperature] else None for request in requests]

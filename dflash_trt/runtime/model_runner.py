@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 
+from dflash_trt import _C
 from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -25,6 +25,7 @@ class ModelRunner:
         self._drafter = drafter
         if drafter is not None:
             drafter.borrow(target)
+        self._inference_mode = torch.inference_mode()  # made once, since making one takes as long as entering it
         self._segments: Sequence[Segment] = ()
         self._tapped: Sequence[torch.Tensor] = ()
 
@@ -67,10 +68,10 @@ class ModelRunner:
         for segment, count in zip(self._segments, num_tokens, strict=True):
             rollback(segment.slot, len(segment.token_ids) - count)
         if self._drafter is not None:
-            self._inject(self._drafter, num_tokens)
+            with self._inference_mode:
+                self._inject(self._drafter, num_tokens)
         self._segments, self._tapped = (), ()  # an idle runner keeps no request in memory
 
-    @torch.inference_mode()
     def _inject(self, drafter: Drafter, num_tokens: Sequence[int]) -> None:
         """Makes the taps of committed tokens the drafter's context, in passes of at most MAX_ROWS rows.
 
@@ -78,15 +79,17 @@ class ModelRunner:
         """
         slots = [segment.slot for segment in self._segments]
         new, taps = drafter.fitting(slots, num_tokens), side_by_side(self._tapped)
-        if (total := sum(new)) < len(taps):
-            begins = np.cumsum([0, *(len(segment.token_ids) for segment in self._segments[:-1])])
-            kept = np.arange(total) + np.repeat(begins - np.cumsum([0, *new[:-1]]), new)
+        num_rows = [len(segment.token_ids) for segment in self._segments]
+        if (total := sum(new)) < sum(num_rows):
+            kept = _C.leading_rows(num_rows, new)
             taps = taps.index_select(0, uploaded(torch.from_numpy(kept), taps.device))
-        passes = [(slots, new)] if 0 < total <= MAX_ROWS and all(new) else _passes(slots, new)
+        if 0 < total <= MAX_ROWS and all(new):
+            drafter.inject(slots, new, taps)
+            return
         begin = 0
-        for slots, counts in passes:
+        for owners, counts in _passes(slots, new):
             end = begin + sum(counts)
-            drafter.inject(slots, counts, taps[begin:end])
+            drafter.inject(owners, counts, taps[begin:end])
             begin = end
 
     def release(self, slot: int) -> None:

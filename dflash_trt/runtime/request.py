@@ -13,7 +13,6 @@ from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.proposals import Draw, Proposals
-from dflash_trt.runtime.emissions import Emissions
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor
@@ -37,17 +36,18 @@ class Request:
     client: str = ""
     """Sender; clients take turns (`policy.client_queue`)."""
 
-    is_argmax: bool = field(init=False)
-    """Whether its tokens are the argmax of the target's logits, unless a processor changes these."""
+    answer: _C.Answer = field(init=False)
+    """Tokens so far, and what each pass of the target added to them."""
     is_simple: bool = field(init=False)
-    """Whether nothing changes its logits, or reads them, but the choice of tokens."""
+    """Whether nothing changes the logits that its tokens are drawn from, or reads them, but the choice of tokens."""
     context_ids: Sequence[int] = ()
     """Tokens to read before the next one is decoded: the prompt, after `restart` with the answer so far."""
-    num_prefilled: int = 0
-    """Tokens of them that target and drafter have seen."""
+    num_unread: int = field(init=False)
+    """Tokens of them that target and drafter have not seen."""
+    ending: FinishReason | None = None
+    """Reason why no token follows, until `finish` makes it the reason of `finished`."""
     num_cached_tokens: int = 0
     """Prompt tokens served from the prefix cache."""
-    token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Log probability of each emitted token, if asked for."""
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -56,9 +56,6 @@ class Request:
     """Log probability of each prompt token but the first, if asked for."""
     prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
     """Log probabilities of the most likely tokens in the place of each prompt token."""
-    emissions: Emissions = field(default_factory=Emissions)
-    ending: FinishReason | None = None
-    """Reason why no token follows, until `finish` makes it the reason of `finished`."""
     finished: FinishReason | None = None
 
     arrived: float = field(default_factory=time.perf_counter)
@@ -69,14 +66,22 @@ class Request:
     """Cause of an incomplete answer: this request's logits, or a decoder that failed."""
 
     def __post_init__(self) -> None:
-        self.context_ids = self.prompt_ids
-        self.is_argmax = self.params.temperature == 0 and not self.params.penalizes
-        self.is_simple = not (self.processors or self.params.logprobs or self.params.prompt_logprobs)
+        params, self.context_ids, self.num_unread = self.params, self.prompt_ids, len(self.prompt_ids)
+        penalised = self.prompt_ids if params.penalizes else ()
+        self.answer = _C.Answer(self.sampler, list(penalised), params.max_tokens, list(self.stop_ids))
+        self.is_simple = not (self.processors or params.logprobs)
+        if self.text is not None:
+            self.text.answer = self.answer
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of the answer so far."""
+        return self.answer.token_ids()
 
     @property
     def steps(self) -> list[Step]:
         """Verify passes, without the prefill, which emits the first token."""
-        return self.emissions.read(self.token_ids).steps
+        return steps_of(self.answer.passes(1))
 
     @property
     def max_length(self) -> int:
@@ -91,22 +96,22 @@ class Request:
     @property
     def needs_prompt_logprobs(self) -> bool:
         """Whether reading the prompt must compute its log probabilities."""
-        return bool(self.params.prompt_logprobs) and not self.token_ids
+        return bool(self.params.prompt_logprobs) and not len(self.answer)
 
     @property
-    def num_unread(self) -> int:
-        """Context tokens that are not in the caches yet."""
-        return len(self.context_ids) - self.num_prefilled
+    def num_prefilled(self) -> int:
+        """Context tokens that are in the caches."""
+        return len(self.context_ids) - self.num_unread
 
     @property
     def is_prefilled(self) -> bool:
         """Whether the whole context is in the caches."""
-        return self.num_prefilled == len(self.context_ids)
+        return not self.num_unread
 
     @property
     def draw(self) -> Draw | None:
         """Temperature and seed to draw proposals with; None for greedy ones."""
-        return Draw(self.sampler, len(self.token_ids)) if self.draws_freely else None
+        return Draw(self.sampler, len(self.answer)) if self.draws_freely else None
 
     @property
     def draws_freely(self) -> bool:
@@ -117,36 +122,11 @@ class Request:
         """Tokens, at most `limit`, that a grammar leaves no choice about."""
         return next((tokens[:limit] for processor in self.processors if (tokens := processor.forced())), [])
 
-    @property
-    def remaining(self) -> int:
-        """Tokens until max_tokens."""
-        return self.params.max_tokens - len(self.token_ids)
-
-    def append(self, token_ids: list[int], drafted: Proposals, now: float) -> int:
-        """Appends accepted proposals and the token after them, up to the first that ends the answer; their number.
-
-        Where there are none, logits were not finite, and the answer is `ending` with an error.
-        """
-        answer, taken = self.token_ids, len(token_ids)
-        if taken == 0:
-            self.ending = FinishReason.ERROR
-            return 0
-        is_last = taken >= self.params.max_tokens - len(answer) or not self.stop_ids.isdisjoint(token_ids)
-        if is_last or (self.text is not None and self.text.stop):
-            taken = self._until_end(token_ids)
-        elif self.text is not None:
-            self.text.extend(token_ids)
-        self.emissions.add(now, drafted, taken, taken if taken < len(token_ids) else taken - 1)
-        answer += token_ids[:taken]
-        if self.logprobs:
-            for logprobs in (self.logprobs, self.top_logprobs):
-                del logprobs[len(answer) :]  # accepted tokens after the end
-        return taken
-
     def restart(self) -> None:
         """Begins again without a slot: what it has emitted becomes context, so its next tokens stay the same."""
-        self.context_ids, self.num_prefilled = [*self.prompt_ids, *self.token_ids], 0
-        if not self.token_ids:
+        self.context_ids = [*self.prompt_ids, *self.token_ids]
+        self.num_unread = len(self.context_ids)
+        if not len(self.answer):
             self.prompt_logprobs, self.prompt_top_logprobs = [], []
 
     def finish(self, reason: FinishReason) -> FinishReason:
@@ -155,6 +135,8 @@ class Request:
             self.text.close()
             if reason is FinishReason.LENGTH and self.text.stopped_by is not None:  # with an incomplete character
                 reason = FinishReason.STOP
+        for logprobs in (self.logprobs, self.top_logprobs):
+            del logprobs[len(self.answer) :]  # accepted tokens after the end
         self.finished = reason
         self.ended = time.perf_counter()
         return reason
@@ -164,17 +146,29 @@ class Request:
         if self.on_progress is not None:
             self.on_progress(self)
 
-    def _until_end(self, token_ids: Sequence[int]) -> int:
-        """Number of the tokens that belong to the answer; the last one may end it."""
-        count = remaining = self.remaining
-        if not self.stop_ids.isdisjoint(token_ids):
-            count = 1 + next(place for place, token in enumerate(token_ids) if token in self.stop_ids)
-        count = min(count, remaining, len(token_ids))
-        if self.text is not None:
-            count = self.text.extend(token_ids[:count])
-        last = token_ids[count - 1]
-        if last in self.stop_ids or (self.text is not None and self.text.stopped_by is not None):
+    def end_at_stop_text(self, text: TextStream) -> None:
+        """Shows the new tokens to `text`, and ends the answer with the one that completes a stop text, if one does."""
+        num_tokens = text.take_new()
+        if text.stopped_by is not None:
+            self.answer.cut(num_tokens)
             self.ending = FinishReason.STOP
-        elif count == remaining:
-            self.ending = FinishReason.LENGTH
-        return count
+
+
+def append_all(requests: Sequence[Request], drafted: list[Proposals], accepted: list[list[int]], now: float) -> None:
+    """Appends accepted proposals and the token after them to each answer, up to the first that ends it.
+
+    Where there are none, logits were not finite, and the answer is `ending` with an error.
+    """
+    for index, reason in _C.append_all([request.answer for request in requests], drafted, accepted, now):
+        requests[index].ending = FinishReason(reason)
+    for request in requests:
+        if request.text is not None and request.text.stop:
+            request.end_at_stop_text(request.text)
+
+
+def steps_of(passes: Sequence[tuple[float, tuple[int, ...], tuple[int, ...], int, bool]]) -> list[Step]:
+    """Verify passes of an `_C.Answer` as they are reported."""
+    return [
+        Step(token_ids=token_ids, proposals=drafts, accepted=accepted, is_forced=is_forced)
+        for _, token_ids, drafts, accepted, is_forced in passes
+    ]

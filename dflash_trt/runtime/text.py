@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from tokenizers.decoders import DecodeStream
     from transformers import PreTrainedTokenizerBase
 
+    from dflash_trt import _C
+
 
 class TextStream:
     """Turns tokens into text incrementally; ends before the first stop text that ends after `min_tokens` tokens."""
@@ -21,6 +23,8 @@ class TextStream:
         self._decoder = _decode_stream()
         self.stop = stop
         self._min_tokens = min_tokens
+        self.answer: _C.Answer | None = None
+        """The answer that it is the text of, if its tokens are not pushed."""
         self._token_ids: list[int] = []
         self._num_decoded = 0
         self._is_closed = False
@@ -39,6 +43,7 @@ class TextStream:
     def text(self) -> str:
         """All text so far, but for a character whose bytes are not complete."""
         if not self._is_closed:
+            self.take_new()
             self._catch_up()
         self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
@@ -60,8 +65,15 @@ class TextStream:
                 return count
         return len(token_ids)
 
+    def take_new(self) -> int:
+        """Takes the new tokens of its answer, up to the one that completes a stop text; how many tokens it has now."""
+        if self.answer is not None and (token_ids := self.answer.token_ids(len(self._token_ids))):
+            self.extend(token_ids)
+        return len(self._token_ids)
+
     def close(self) -> None:
         """Ends the text; the tokenizer decodes the bytes of an incomplete character."""
+        self.take_new()
         if self._num_decoded > 0:
             self._catch_up()
         text, self._is_closed = "".join(self._pieces), True
@@ -72,6 +84,7 @@ class TextStream:
     def next_text(self) -> str:
         """The text since the last call; before the end without what may be the beginning of a stop text."""
         if not self._is_closed:
+            self.take_new()
             self._catch_up()
         text, unsearched = "".join(self._new), self._num_unsearched
         # A stop text begins in the pending text or in the new text.

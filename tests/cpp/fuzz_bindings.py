@@ -122,6 +122,28 @@ def verify_block(params: Arguments, **others: Any) -> None:
     _C.verify_block(params=_C.SamplerParams(**params), **others)
 
 
+def answer(params: Arguments, prompt_ids: Any, max_tokens: Any, stop_ids: Any) -> _C.Answer:
+    return _C.Answer(_C.SamplerParams(**params), prompt_ids, max_tokens, stop_ids)
+
+
+def accept_rows(own: Arguments, proposals: Any, **others: Any) -> None:
+    _C.accept_rows(answers=[answer(**own)], proposals=[tuple(proposals.values())], **others)
+
+
+def accept_chosen(proposals: Any, **others: Any) -> None:
+    _C.accept_chosen(proposals=[tuple(proposals.values())], **others)
+
+
+def append_all(own: Arguments, proposals: Any, accepted: Any, time: Any, begin: Any, cut: Any, lengths: Any) -> None:
+    grown = answer(**own)
+    _C.append_all([grown], [tuple(proposals.values())], accepted, time)
+    grown.token_ids(begin)
+    grown.passes(begin)
+    grown.cut(cut)
+    _C.next_blocks([grown], lengths)
+    _C.last_passes([grown])
+
+
 def token_probabilities(params: Arguments, **others: Any) -> None:
     _C.token_probabilities(params=_C.SamplerParams(**params), **others)
 
@@ -144,6 +166,10 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
     proposed = {"candidate_ids": torch.tensor([[1, 2], [3, 4]]),
                 "probabilities": torch.full((2, 2), 0.5, dtype=torch.float64)}  # fmt: skip
     history = {"prompt_ids": ids, "output_ids": ids[:0]}
+
+    own = {"params": params, "prompt_ids": [1, 2, 3], "max_tokens": 9, "stop_ids": [7]}
+    drafted = {"token_ids": [1, 3], **proposed, "survival": None, "is_forced": False}
+    row_counts = {"num_rows": [3], "num_skipped": [0], "proposals": drafted}
 
     def bound(function: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
         return lambda **values: function(inner, **values)
@@ -168,6 +194,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
                          | history | proposed),
         "token_probabilities": (token_probabilities, {"logits": logits[0], "params": params, "out": probabilities}
                                 | history),
+        "accept_rows": (accept_rows, {"logits": logits, "own": own} | row_counts),
+        "accept_chosen": (accept_chosen, {"choices": ids, "are_finite": ids > 1} | row_counts),
+        "append_all": (append_all, {"own": own, "proposals": drafted, "accepted": [[1, 3, 5]], "time": 0.5, "begin": 1,
+                                    "cut": 2, "lengths": [4]}),
+        "leading_rows": (_C.leading_rows, {"num_rows": [3, 2], "num_kept": [1, 2]}),
         "token_logprobs": (_C.token_logprobs, {"logits": logits, "token_ids": [1, 2, 47]}),
         "kv_injection_attention_reference": (bound(kv_injection, _C.kv_injection_attention_reference), call),
         "kv_injection_attention_workspace_bytes":

@@ -24,7 +24,7 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.accept import choose
+from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.answer import completion
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import argmax
@@ -35,6 +35,7 @@ from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
 from dflash_trt.runtime.targets.target import Verified
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
@@ -140,7 +141,7 @@ def first_of_the_largest(row: list[float]) -> int:
 
 
 @given(st.integers(1, 300), st.integers(1, 3), st.integers(0, 2**32), st.sampled_from(["float32", "bfloat16"]))
-def test_the_choice_is_the_first_of_the_largest(vocab: int, rows: int, seed: int, dtype: str) -> None:
+def test_a_greedy_token_is_the_first_of_the_largest(vocab: int, rows: int, seed: int, dtype: str) -> None:
     """In few values, so that many are equal, with a NaN and infinities here and there."""
     rng = np.random.default_rng(seed)
     logits = rng.integers(-3, 3, (rows, vocab)).astype(np.float32)
@@ -149,9 +150,13 @@ def test_the_choice_is_the_first_of_the_largest(vocab: int, rows: int, seed: int
         logits[rng.integers(rows), rng.integers(vocab)] = value if rng.random() < 0.5 else 3.0
     expected = [first_of_the_largest(row.tolist()) for row in logits]
     tensor = torch.from_numpy(logits).to(getattr(torch, dtype))
-    tokens, are_finite = choose(tensor)
-    assert tokens.tolist() == argmax(tensor[None])[0].tolist() == expected
-    assert are_finite.tolist() == [bool(np.isfinite(row[token])) for row, token in zip(logits, expected, strict=True)]
+    assert argmax(tensor[None])[0].tolist() == expected
+    params = SamplingParams(max_tokens=2)
+    requests = [Request(prompt_ids=[1], params=params, sampler=params.sampler(), stop_ids=frozenset()) for _ in logits]
+    parts = [StepInput(slot, [1], 1, request, NO_PROPOSALS) for slot, request in enumerate(requests)]
+    are_finite = [bool(np.isfinite(row[token])) for row, token in zip(logits, expected, strict=True)]
+    chosen = [[token] if is_finite else [] for token, is_finite in zip(expected, are_finite, strict=True)]
+    assert accept_parts(parts, tensor) == chosen
 
 
 @dataclass(frozen=True)

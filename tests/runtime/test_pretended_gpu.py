@@ -29,9 +29,9 @@ from dflash_trt.runtime.kvcache import context_cache
 from dflash_trt.runtime.load import open_session, prepare_target, room_for
 from dflash_trt.runtime.logits_processors import LogitBias
 from dflash_trt.runtime.ranks.roles import ALONE
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, append_all
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.step_input import StepInput
+from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
@@ -176,7 +176,8 @@ def random_step(rng: np.random.Generator) -> tuple[list[StepInput], torch.Tensor
         )
         num_logits = int(rng.integers(0, 7))
         num_prompt_logits = int(rng.integers(1, 4)) if params.prompt_logprobs and num_logits < 2 else 0
-        request.token_ids = answer if num_logits > 1 else []
+        if num_logits > 1:
+            append_all([request], [NO_PROPOSALS], [answer], 0.0)
         logits = rng.normal(0, 4, (num_prompt_logits + num_logits, VOCAB)).astype(np.float32)
         certain = logits[num_prompt_logits:].argmax(-1)[:-1]
         proposals = Proposals(np.where(rng.random(len(certain)) < 0.8, certain, 3).tolist())
@@ -196,13 +197,15 @@ def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(accept, "HEAVIEST", 16)
     steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(16)]
     emitted = [accept_parts(*step) for step, _ in steps]
-    num_waits, num_accepted, verify_block = set[int](), 0, _C.verify_block
+    num_waits, num_accepted, accept_rows = set[int](), 0, _C.accept_rows
 
-    def judged_here(rows: Any, proposals: Any, sampler: Any, *rest: Any) -> list[int]:
-        assert sampler.temperature == 0.3, "only with a processor"
-        return verify_block(rows, proposals, sampler, *rest)
+    def judged_here(rows: Any, num_rows: Any, skipped: Any, answers: Any, proposals: Any) -> list[list[int]]:
+        (answer,) = answers
+        assert answer in processed, "only with a processor"
+        return accept_rows(rows, num_rows, skipped, answers, proposals)
 
-    monkeypatch.setattr(_C, "verify_block", judged_here)
+    processed = [part.request.answer for _, (parts, _) in steps for part in parts if part.request.processors]
+    monkeypatch.setattr(_C, "accept_rows", judged_here)
     with pretended_gpu() as (gpu, _):
         for (_, (parts, logits)), expected in zip(steps, emitted, strict=True):
             gpu.waits.clear()

@@ -12,11 +12,15 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.proposals import Proposals
 from dflash_trt.runtime.answer import chunk_reporter
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, append_all
 from dflash_trt.runtime.text import TextStream
 from tests.paths import FIXTURES
 
 STOP = 9
+
+
+def append(request: Request, token_ids: list[int], drafts: list[int], now: float) -> None:
+    append_all([request], [Proposals(drafts)], [token_ids], now)
 
 
 def request(max_tokens: int) -> Request:
@@ -24,7 +28,7 @@ def request(max_tokens: int) -> Request:
     params = SamplingParams(max_tokens=max_tokens, logprobs=True, top_logprobs=1)
     found = Request(prompt_ids=[1, 2], params=params, sampler=params.sampler(), stop_ids=frozenset({STOP}))
     found.logprobs, found.top_logprobs = [-1.0], [{4: -1.0}]
-    assert found.append([4], Proposals([]), 1.0) == 1
+    append(found, [4], [], 1.0)
     return found
 
 
@@ -45,11 +49,12 @@ def test_what_follows_the_end_is_left_out(
     assert found.ending is None
     found.logprobs += [-2.0] * 5
     found.top_logprobs += [{5: -2.0}] * 5
-    assert found.append([*drafts, 8], Proposals([*drafts]), 2.0) == len(taken)
+    append(found, [*drafts, 8], [*drafts], 2.0)
     assert (found.token_ids, found.ending, found.finished) == ([4, *taken], ending, None)
+    found.finish(ending)
     assert [len(found.logprobs), len(found.top_logprobs)] == [1 + len(taken)] * 2
     assert found.steps == [Step(token_ids=tuple(taken), proposals=drafts, accepted=accepted)]
-    assert found.emissions.read(found.token_ids).times == [1.0, 2.0]
+    assert [time for time, *_ in found.answer.passes()] == [1.0, 2.0]
 
 
 def test_the_token_that_completes_a_stop_text_is_the_last() -> None:
@@ -58,22 +63,22 @@ def test_the_token_that_completes_a_stop_text_is_the_last() -> None:
     params = SamplingParams(max_tokens=9, stop="12")
     text = TextStream(tokenizer, params.stop_texts)
     found = Request(prompt_ids=[1], params=params, sampler=params.sampler(), stop_ids=frozenset(), text=text)
-    assert found.append(digits[:1], Proposals([]), 1.0) == 1
-    assert found.append(digits[1:], Proposals(digits[1:3]), 2.0) == 2
+    append(found, digits[:1], [], 1.0)
+    append(found, digits[1:], digits[1:3], 2.0)
     assert (found.token_ids, found.ending, text.text, text.stopped_by) == (digits[:3], FinishReason.STOP, "0", "12")
     assert found.steps == [Step(token_ids=tuple(digits[1:3]), proposals=tuple(digits[1:3]), accepted=2)]
 
 
 def test_a_whole_block_is_taken_with_the_token_after_it() -> None:
     found = request(9)
-    assert found.append([5, 6], Proposals([5, 7]), 2.0) == 2
+    append(found, [5, 6], [5, 7], 2.0)
     assert (found.token_ids, found.ending) == ([4, 5, 6], None)
     assert found.steps == [Step(token_ids=(5, 6), proposals=(5, 7), accepted=1)]
 
 
 def test_without_a_token_it_ends_with_an_error() -> None:
     found = request(9)
-    assert found.append([], Proposals([5]), 2.0) == 0
+    append(found, [], [5], 2.0)
     assert (found.token_ids, found.ending, found.steps) == ([4], FinishReason.ERROR, [])
 
 
@@ -82,7 +87,7 @@ def test_a_stream_has_each_token_and_step_once() -> None:
     report, found = chunk_reporter(chunks.append, True), request(9)
     report(found)
     for time, token_ids in ((2.0, [5, 6]), (3.0, [7])):
-        found.append(token_ids, Proposals([5]), time)
+        append(found, token_ids, [5], time)
         report(found)
     streamed = [chunk for chunk in chunks if isinstance(chunk, Chunk)]
     assert [chunk.token_ids for chunk in streamed] == [[4], [5, 6], [7]]

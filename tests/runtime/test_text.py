@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime import text as text_module
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, append_all
 from dflash_trt.runtime.step_input import NO_PROPOSALS
 from dflash_trt.runtime.text import TextStream
 from tests.paths import FIXTURES
@@ -187,7 +187,7 @@ def test_a_stop_text_in_an_incomplete_character_ends_the_answer(stop: str, expec
     params = SamplingParams(max_tokens=len(token_ids), stop=stop)
     text = TextStream(TOKENIZER, params.stop_texts)
     request = Request(prompt_ids=[2], params=params, sampler=params.sampler(), stop_ids=frozenset(), text=text)
-    request.append(token_ids, NO_PROPOSALS, 0.0)
+    append_all([request], [NO_PROPOSALS], [token_ids], 0.0)
     assert request.ending is FinishReason.LENGTH
     request.finish(request.ending)
     assert (request.finished, text.text, text.stopped_by) == (FinishReason.STOP, expected, stop)

@@ -34,13 +34,15 @@ class StepShare:
 
     def choose(self, clients: Sequence[str]) -> frozenset[str]:
         """Clients that take part in the next step, by the client of each running request."""
-        counts = Counter(clients)
-        fewest = min(counts.values(), default=0)
-        few = frozenset(client for client, count in counts.items() if count == fewest)
+        everyone = few = frozenset(clients)
+        if len(everyone) > 1:
+            counts = Counter(clients)
+            fewest = min(counts.values())
+            few = frozenset(client for client, count in counts.items() if count == fewest)
         if few != self._few:
             self._few, self._few_seconds, self._saved, self._num_joint = few, None, 0.0, 0
-        self._is_joint = len(few) == len(counts) or self._others_may_join()
-        return frozenset(counts) if self._is_joint else few
+        self._is_joint = len(few) == len(everyone) or self._others_may_join()
+        return everyone if self._is_joint else few
 
     def _others_may_join(self) -> bool:
         if self._few_seconds is None or self._num_joint == PROBE_STEPS:

@@ -21,18 +21,23 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
 
     The body must have been read.
     """
-    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_await_disconnect(receive))
+    task, has_left = asyncio.current_task(), False
+    assert task is not None
+
+    async def cancel() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        task.cancel()
+
+    watcher = asyncio.ensure_future(cancel())
     try:
-        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnected
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        task.uncancel()
+        raise ClientDisconnected from None
     finally:
-        for each in (task, disconnect):
-            each.cancel()
-        await asyncio.gather(task, disconnect, return_exceptions=True)
-
-
-async def _await_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watcher.cancel()

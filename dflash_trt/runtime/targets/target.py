@@ -38,7 +38,8 @@ class Verified:
 
 def side_by_side(tapped: Sequence[torch.Tensor]) -> torch.Tensor:
     """Taps [R, A*H] of A hidden states [R, H] or [1, R, H]."""
-    return (tapped[0] if len(tapped) == 1 else torch.cat(list(tapped), dim=-1)).flatten(0, -2)
+    taps = tapped[0] if len(tapped) == 1 else torch.cat(list(tapped), dim=-1)
+    return taps if taps.ndim == 2 else taps.flatten(0, -2)
 
 
 class Target(Protocol):

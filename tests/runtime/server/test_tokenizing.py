@@ -68,8 +68,9 @@ def test_a_long_prompt_is_tokenised_up_to_the_limit(live: Live) -> None:
 
 
 @bounded
-async def test_clients_take_turns_at_tokenising(live: Live) -> None:
+async def test_clients_take_turns_at_tokenising(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most one of ten prompts of one client is tokenised before another client's."""
+    monkeypatch.setattr(tokenizing, "FEW_CHARACTERS", 0)
     tokenizer = HeldTokenizer(live.llm.backend.tokenizer)
     pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
     many = [asyncio.create_task(pool.encode("x", client="many")) for _ in range(10)]
@@ -82,6 +83,25 @@ async def test_clients_take_turns_at_tokenising(live: Live) -> None:
     tokenizer.may_go_on.set()
     await asyncio.gather(*many, few)
     assert ended.index(few) == 1
+
+
+@bounded
+async def test_a_short_prompt_needs_no_thread_while_none_tokenises(live: Live) -> None:
+    """The event loop never waits for a thread, and never tokenises beside one."""
+    tokenizer = HeldTokenizer(live.llm.backend.tokenizer)
+    pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
+    longer = asyncio.create_task(pool.encode("x" * (tokenizing.FEW_CHARACTERS + 1), client="a"))
+    await tokenizer.begun()
+    short = asyncio.create_task(pool.encode("y", client="b"))
+    await asyncio.sleep(0.01)
+    assert not short.done()
+    tokenizer.may_go_on.set()
+    assert await short == live.llm.backend.encode("y")
+    await longer
+    alone = pool.encode("y", client="b")
+    with pytest.raises(StopIteration) as ended:
+        alone.send(None)  # without a turn of the event loop
+    assert ended.value.value == await short
 
 
 def test_the_tokenizers_time_is_limited(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

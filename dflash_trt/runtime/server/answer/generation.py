@@ -198,7 +198,8 @@ class Generation:
 
     def _params(self, prompt_ids: list[int], index: int) -> SamplingParams:
         """Parameters of sequence `index` of a prompt."""
-        params, limit = self._request.params, self._request.max_tokens
+        params, limit = self._request.params.nth(index), self._request.max_tokens
         if limit is None:
             limit = min(DEFAULT_CHAT_TOKENS, self._backend.max_length - len(prompt_ids))
-        return msgspec.structs.replace(params.nth(index), max_tokens=max(1, limit))
+            params = msgspec.structs.replace(params, max_tokens=max(1, limit))
+        return params

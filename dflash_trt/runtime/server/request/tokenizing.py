@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -20,6 +21,8 @@ from dflash_trt.runtime.server.request.template_limits import limited_template
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+FEW_CHARACTERS = 512
+"""Longest prompt that is tokenised on the event loop, while no thread tokenises: a thread's turn costs more."""
 CHUNK_CHARACTERS = 2**16
 """Chunk in which a longer prompt is counted before it is tokenised whole."""
 SLACK_TOKENS = 16
@@ -43,6 +46,8 @@ class TokenizerPool:
         self._short = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt long prompts")
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
+        self._in_use = threading.Lock()
+        """Held while the tokenizer, not its copy, is used."""
 
     @cached_property
     def max_characters(self) -> int:
@@ -55,6 +60,11 @@ class TokenizerPool:
 
     async def encode(self, text: str, *, client: str = "") -> list[int]:
         """Token ids of a text as it is; RequestError where it is too long."""
+        if len(text) <= min(FEW_CHARACTERS, self.max_characters) and self._in_use.acquire(blocking=False):
+            try:
+                return encode(self._tokenizer, text)
+            finally:
+                self._in_use.release()
         async with self._turn(client):
             return await self._run(text, lambda tokenizer, text: encode(tokenizer, text))
 
@@ -104,8 +114,9 @@ class TokenizerPool:
         cancelled = threading.Event()
 
         def work() -> list[int]:
-            self._check_tokens(tokenizer(), text, cancelled)
-            return [] if cancelled.is_set() else tokenize(tokenizer(), text)
+            with self._in_use if pool is self._short else nullcontext():
+                self._check_tokens(tokenizer(), text, cancelled)
+                return [] if cancelled.is_set() else tokenize(tokenizer(), text)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
