@@ -12,7 +12,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.catalog_rules import CATALOG_RULES
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, method
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.choice_rules import chat_mode, choices, packed_weights, parsers, release, unchecked_method
 from dflash_trt.deploy.rules.quantized_rules import quantized_draft
 from dflash_trt.deploy.rules.target_rules import MODEL_RULES, remote_code
@@ -29,14 +29,14 @@ def check(config: CheckedConfig) -> list[Finding]:
     config = msgspec.structs.replace(config, document=document)
     findings = [*config.reading, *coerced]
     findings += check_schema(config.schema, document)
-    if config.schema.runtime == "vllm":
+    if config.runtime == "vllm":
         document, twice = with_short_flags(document)
         config = msgspec.structs.replace(config, document=document)
         findings += twice
     if not config.is_whole:  # a rule would judge settings that the file changes
         return findings
-    rules = RULES[config.schema.runtime]
-    dflash_rules = rules.DFLASH_RULES if method(config) == "dflash" else ()
+    rules = RULES[config.runtime]
+    dflash_rules = rules.DFLASH_RULES if config.method == "dflash" else ()
     for rule in (
         release,
         unchecked_method,

@@ -20,7 +20,7 @@ from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.runtime_arguments import merged, nested
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, runtime_keys
 from dflash_trt.deploy.script import Server, text_servers
@@ -170,7 +170,7 @@ def _selected(
     new = draft_arguments(sizes, runtime, name, most, str(file), gpu=gpu, attention=attention)
     old = {key: value for key, value in document.items() if _is_speculation(key)}
     keys = runtime_keys()[runtime]
-    if str(_at(old, METHOD_KEYS[runtime])).lower() == str(_at(new, METHOD_KEYS[runtime])).lower():
+    if str(_at(old, keys.method)).lower() == str(_at(new, keys.method)).lower():
         K = _at(old, keys.num_draft_tokens)
         fits = isinstance(K, int) and 0 < K <= most + keys.counts_window
         is_same = _at(old, keys.draft) == name

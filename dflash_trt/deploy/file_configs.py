@@ -14,8 +14,8 @@ from dflash_trt.deploy.foreign.read_arguments import read_arguments
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
-from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, served_target
-from dflash_trt.deploy.schema import Schema, runtime_keys
+from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, served_target
+from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
@@ -52,11 +52,11 @@ def _named_models(
 ) -> ServedModels:
     """The models and GPUs that a document or the user names."""
     speculation = with_short_flags(document)[0] if schema.runtime == "vllm" else document
-    named = draft or schema.setting(speculation, runtime_keys()[schema.runtime].draft)
+    named = draft or schema.setting(speculation, schema.keys.draft)
     target = target or served_target(document)
     sizes: DraftSizes | None = None
     ranks: int | None = None
-    decoding = str(schema.setting(speculation, METHOD_KEYS[schema.runtime]) or "").lower()
+    decoding = str(schema.setting(speculation, schema.keys.method) or "").lower()
     if isinstance(named, str) and (draft or decoding in BLOCKS):
         sizes = draft_sizes(named) or _catalogued(named) or _original(named)
         ranks = read_num_ranks(Path(named)) if is_directory(named) else None

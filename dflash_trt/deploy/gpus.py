@@ -40,10 +40,8 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     link_bandwidth: float
     """Bytes a second from one GPU to the others of its node, in one direction: NVLink, else PCIe."""
     gpus_per_node: int = 8
-    power_watts: int = 0
-    """Limit of the board; 0: not known."""
     sources: dict[str, str] = {}
-    """NVIDIA's documents and tools: of the memory, of all rates and the power, of the link."""
+    """NVIDIA's documents and tools: of the memory, of all rates and of the link."""
 
     @property
     def sm(self) -> str:

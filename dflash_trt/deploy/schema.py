@@ -39,6 +39,8 @@ class RuntimeKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether num_draft_tokens includes the last verified token."""
     cache_dtype: str
     draft: str
+    method: str
+    """The key of the drafting method."""
 
 
 @cache
@@ -58,6 +60,10 @@ class Schema(msgspec.Struct, frozen=True):
     """The JSON Schema itself."""
     stands_for: str | None = None
     """The release that was asked for, which has no schema of its own: this is the nearest one's."""
+
+    @property
+    def keys(self) -> RuntimeKeys:
+        return runtime_keys()[self.runtime]
 
     @property
     def release(self) -> str:

@@ -135,11 +135,6 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.attention_params + self.replicated_attention_params + self.mlp_params
 
     @property
-    def active_params(self) -> int:
-        """Parameters that one token is multiplied with, without lm_head."""
-        return self.dense_params + self.num_expert_layers * self.top_k * self.expert_params
-
-    @property
     def weight_bytes(self) -> float:
         """All of the target, embedding included."""
         experts = self.num_expert_layers * self.num_experts * self.expert_params * self.expert_bits / 8

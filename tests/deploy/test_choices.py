@@ -20,7 +20,7 @@ from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.hybrid_caches import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
-from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.choice_rules import chat_mode, packed_weights
 from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys
 from dflash_trt.deploy.serving import ServedModels
@@ -133,7 +133,7 @@ def test_a_draft_that_another_quantiser_packed(tmp_path: Path) -> None:
 
     def packed(runtime: Runtime, name: Path) -> list[str]:
         key = runtime_keys()[runtime].draft.split(".")
-        document: dict[str, Any] = {METHOD_KEYS[runtime].rpartition(".")[2]: "dflash", key[-1]: str(name)}
+        document: dict[str, Any] = {runtime_keys()[runtime].method.rpartition(".")[2]: "dflash", key[-1]: str(name)}
         nested = {key[0]: document} if len(key) > 1 else document
         config = CheckedConfig(
             schema=load_schema(runtime), document=nested, served=ServedModels(draft_sizes=draft_sizes(str(name)))

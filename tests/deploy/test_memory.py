@@ -222,7 +222,7 @@ def test_hopper_and_ampere_lack_formats() -> None:
         assert (gpu.fp8_flops > 0) == (gpu.compute_capability >= (8, 9)), gpu.name
         assert (gpu.fp4_flops > 0) == (gpu.compute_capability >= (10, 0)), gpu.name
         assert gpu.bf16_flops <= (gpu.fp8_flops or gpu.bf16_flops) <= (gpu.fp4_flops or 2e16)
-        assert min(gpu.memory_bandwidth, gpu.power_watts) > 0
+        assert gpu.memory_bandwidth > 0
         assert gpu.link_bandwidth > 0 or gpu.gpus_per_node == 1
 
 

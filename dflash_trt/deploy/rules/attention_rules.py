@@ -16,7 +16,7 @@ from dflash_trt.deploy.attention_backends import (
     vllm_problem,
 )
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, method, warning
+from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, warning
 
 RULE = "attention-backend"
 SPEC = "speculative_config"
@@ -27,12 +27,12 @@ def vllm_attention(config: CheckedConfig) -> Iterator[Finding]:
     """The target's backend, and the draft's, which has a cache type and a backend of its own or inherits the type."""
     dtype = str(config.setting("kv_cache_dtype"))
     yield from _vllm(config, "attention_backend", dtype)
-    if method(config) in BLOCKS:
+    if config.method in BLOCKS:
         draft = config.served.draft_sizes
         own = config.setting(f"{SPEC}.kv_cache_dtype")
         yield from _vllm(
             config, f"{SPEC}.attention_backend", str(own or dtype), head_dim=draft.spec.head_dim if draft else None,
-            is_non_causal=method(config) == "dflash", inherits=own is None,
+            is_non_causal=config.method == "dflash", inherits=own is None,
         )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def sglang_attention(config: CheckedConfig) -> Iterator[Finding]:
     both = config.setting("attention_backend")
     for key in ("attention_backend", "prefill_attention_backend", "decode_attention_backend", DRAFT):
         backend = config.setting(key)
-        if not isinstance(backend, str) or (key == DRAFT and method(config) != "dflash"):
+        if not isinstance(backend, str) or (key == DRAFT and config.method != "dflash"):
             continue
         phases = [True] if key.startswith("prefill") else [False] if key.startswith("decode") else [True, False]
 
@@ -107,6 +107,6 @@ def sglang_attention(config: CheckedConfig) -> Iterator[Finding]:
             "set kv_cache_dtype to fp8_e4m3",
         )  # fmt: skip
     draft = config.setting(DRAFT)
-    if method(config) == "dflash" and isinstance(draft, str) and draft not in SGLANG_DRAFT:
+    if config.method == "dflash" and isinstance(draft, str) and draft not in SGLANG_DRAFT:
         yield warning(RULE, DRAFT, f"one of {', '.join(SGLANG_DRAFT)}", f"{draft}, for which SGLang takes flashinfer",
                       "leave it out")  # fmt: skip

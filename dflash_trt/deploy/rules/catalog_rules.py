@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.catalog import KnownDraft, catalog, known_draft
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, Rule, method, unchecked, warning
-from dflash_trt.deploy.schema import PACKAGES, runtime_keys
+from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, Rule, unchecked, warning
+from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.deploy.trained_target import is_copy, trained_target
 
 SERVED = ("yes", "anchor-first")
@@ -21,22 +21,22 @@ UNKNOWN = "not known"
 
 def catalogued(config: CheckedConfig) -> Iterator[Finding]:
     """A draft of the catalogue, on a runtime, with a method or for a target of which it knows better."""
-    key = runtime_keys()[config.schema.runtime].draft
+    key = config.keys.draft
     names = (config.setting(key), config.served.checkpoint)
     known = next((entry for name in names if isinstance(name, str) and (entry := known_draft(name))), None)
-    if known is not None and method(config) is not None and config.served.mode == "native":
+    if known is not None and config.method is not None and config.served.mode == "native":
         yield from _runtime(config, known, key)
 
 
 def trained_pair(config: CheckedConfig) -> Iterator[Finding]:
     """A draft whose file or the catalogue names another target than the one that is served."""
-    key, target, draft = runtime_keys()[config.schema.runtime].draft, config.served.target, config.served.draft_sizes
+    key, target, draft = config.keys.draft, config.served.target, config.served.draft_sizes
     name = config.served.checkpoint or config.setting(key)
     if (
         target is None
         or not REPOSITORY_ID.fullmatch(target)
         or not isinstance(name, str)
-        or method(config) not in BLOCKS
+        or config.method not in BLOCKS
     ):
         return
     facts = None if draft is None or draft.checkpoint is None else draft.checkpoint.config
@@ -50,13 +50,13 @@ def trained_pair(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _runtime(config: CheckedConfig, known: KnownDraft, key: str) -> Iterator[Finding]:
-    runtime, chosen = config.schema.runtime, method(config)
+    runtime, chosen = config.runtime, config.method
     answer = catalog().families[known.family].runtimes.get(runtime, UNKNOWN)
     wanted = NAMED_METHOD.search(answer)
     package = PACKAGES[runtime]
     if wanted is not None and chosen in BLOCKS and chosen != wanted[1]:
         yield warning(
-            "catalogue", METHOD_KEYS[runtime], f"{wanted[1]} for {known.draft}", f"{chosen}; catalogue: {answer}",
+            "catalogue", config.keys.method, f"{wanted[1]} for {known.draft}", f"{chosen}; catalogue: {answer}",
             f"write {wanted[1]}",
         )  # fmt: skip
     elif answer == UNKNOWN:
@@ -73,16 +73,16 @@ def _runtime(config: CheckedConfig, known: KnownDraft, key: str) -> Iterator[Fin
 
 def draft_method(config: CheckedConfig) -> Iterator[Finding]:
     """The method that the draft's blocks need: DSpark where they are anchor-first or have a Markov head."""
-    draft, chosen, runtime = config.served.draft_sizes, method(config), config.schema.runtime
+    draft, chosen = config.served.draft_sizes, config.method
     if draft is None or chosen is None or config.served.mode == "engine":
         return
     wanted = "dspark" if draft.spec.is_dspark else "dflash"
-    is_left_out = config.setting(METHOD_KEYS[runtime]) is None
+    is_left_out = config.setting(config.keys.method) is None
     if wanted == chosen or (not is_left_out and (chosen not in BLOCKS or known_draft(draft.name) is not None)):
         return
     found = f"none, from which vLLM makes {chosen} by the draft's path or architecture" if is_left_out else chosen
     yield warning(
-        "draft-method", METHOD_KEYS[runtime], f"{wanted} for {draft.name}, a draft of kind {draft.spec.kind}", found,
+        "draft-method", config.keys.method, f"{wanted} for {draft.name}, a draft of kind {draft.spec.kind}", found,
         f"write {wanted}",
     )  # fmt: skip
 

@@ -10,9 +10,16 @@ from typing import Any
 import msgspec
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.schema import Runtime, Schema, runtime_keys
+from dflash_trt.deploy.schema import Runtime, RuntimeKeys, Schema
 from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.vllm_speculation import SECTION, inferred_method
+
+MTP_NAMES = ("nextn", "_mtp")
+"""Ends of other names of the method mtp: SGLang's, and vLLM's earlier ones for single families."""
+NGRAM_ON_GPU = "ngram_gpu"
+"""vLLM's other name of the method ngram."""
+BLOCKS = ("dflash", "dspark")
+"""Methods whose draft is one of ours to read."""
 
 
 class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +36,27 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether every file of arguments was opened."""
     dynamo: dict[str, str] | None = None
     """Values of Dynamo's own flags, by name; None where Dynamo does not start the server."""
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.schema.runtime
+
+    @property
+    def keys(self) -> RuntimeKeys:
+        """Names of common settings in this runtime."""
+        return self.schema.keys
+
+    @property
+    def method(self) -> str | None:
+        """Method of drafting in small letters, as vLLM infers one that is left out; None for plain decoding."""
+        found, section = self.setting(self.keys.method), self.document.get(SECTION)
+        if found is None and self.runtime == "vllm" and isinstance(section, dict) and section:
+            draft = self.served.draft_sizes
+            return inferred_method(section, draft.architectures if draft else ())
+        name = str(found).lower() if found else ""
+        if name.endswith(MTP_NAMES):
+            return "mtp"
+        return "ngram" if name == NGRAM_ON_GPU else name or None
 
     def setting(self, path: str) -> Any:
         """The value at a dotted path, or the release's default."""
@@ -47,32 +75,6 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
                 return False
             value = value[key]
         return True
-
-
-METHOD_KEYS: dict[Runtime, str] = {
-    "trtllm": "speculative_config.decoding_type",
-    "vllm": "speculative_config.method",
-    "sglang": "speculative_algorithm",
-}
-MTP_NAMES = ("nextn", "_mtp")
-"""Ends of other names of the method mtp: SGLang's, and vLLM's earlier ones for single families."""
-NGRAM_ON_GPU = "ngram_gpu"
-"""vLLM's other name of the method ngram."""
-BLOCKS = ("dflash", "dspark")
-"""Methods whose draft is one of ours to read."""
-
-
-def method(config: CheckedConfig) -> str | None:
-    """Method of speculative decoding in small letters, as vLLM infers one that is left out; None for plain decoding."""
-    found = config.setting(METHOD_KEYS[config.schema.runtime])
-    section = config.document.get(SECTION)
-    if found is None and config.schema.runtime == "vllm" and isinstance(section, dict) and section:
-        draft = config.served.draft_sizes
-        return inferred_method(section, draft.architectures if draft else ())
-    name = str(found).lower() if found else ""
-    if name.endswith(MTP_NAMES):
-        return "mtp"
-    return "ngram" if name == NGRAM_ON_GPU else name or None
 
 
 MODEL_KEYS = ("model_tag", "model_path", "model")
@@ -110,7 +112,7 @@ def check_required(config: CheckedConfig, method: str, section: str = "") -> Ite
 
 def check_num_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator[Finding]:
     """K against the block that the draft was trained with, or both with the last verified token."""
-    keys, draft = runtime_keys()[config.schema.runtime], config.served.draft_sizes
+    keys, draft = config.keys, config.served.draft_sizes
     key, window = keys.num_draft_tokens, keys.counts_window
     if draft is None:
         yield unchecked("draft-length", key, "the draft's block_size is not known", "give --draft DIR")
@@ -135,7 +137,7 @@ def check_token_budget(
 
     A runtime with `refused_below` refuses only smaller budgets; `otherwise` is what it does with the rest.
     """
-    keys = runtime_keys()[config.schema.runtime]
+    keys = config.keys
     batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens
     num_draft_tokens = config.number(keys.num_draft_tokens) if is_speculative else None
     batch, tokens = config.number(batch_key), config.number(tokens_key)

@@ -14,40 +14,32 @@ from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.finding import WARNING, Finding
 from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
 from dflash_trt.deploy.parsers import target_parsers
-from dflash_trt.deploy.rules.checked_config import (
-    METHOD_KEYS,
-    CheckedConfig,
-    check_num_draft_tokens,
-    error,
-    method,
-    unchecked,
-    warning,
-)
-from dflash_trt.deploy.schema import Runtime, runtime_keys, versions
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, error, unchecked, warning
+from dflash_trt.deploy.schema import Runtime, versions
 from dflash_trt.deploy.server_arguments import THINKING_OFF
 from dflash_trt.files.command import command_line, quoted
 
 
 def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
     """A method other than DFlash is compared with the schema only; of DSpark, K is checked, too."""
-    name, runtime = method(config), config.schema.runtime
+    name = config.method
     if name is None or name == "dflash":
         return
     yield unchecked(
-        "method", METHOD_KEYS[runtime], f"the method {name}: its keys were compared with the schema, and no more",
+        "method", config.keys.method, f"the method {name}: its keys were compared with the schema, and no more",
         "look up what it needs of model, draft and memory",
     )  # fmt: skip
     if name == "dspark":
-        yield from check_num_draft_tokens(config, config.number(runtime_keys()[runtime].num_draft_tokens))
+        yield from check_num_draft_tokens(config, config.number(config.keys.num_draft_tokens))
 
 
 def packed_weights(config: CheckedConfig) -> Iterator[Finding]:
     """A draft whose weights another quantiser packed, served as it is."""
-    draft, key = config.served.draft_sizes, runtime_keys()[config.schema.runtime].draft
+    draft, key = config.served.draft_sizes, config.keys.draft
     if draft is None or draft.checkpoint is None or config.setting(key) != draft.name:
         return
     packed, is_gguf = draft.checkpoint.stored_as, draft.name.endswith(GGUF)
-    if packed is None or (config.schema.runtime == "vllm" and not is_gguf):
+    if packed is None or (config.runtime == "vllm" and not is_gguf):
         return
     written = quoted(Path(f"{Path(draft.name).stem}-bf16"))
     fix = f"dflash-trt convert {quoted(Path(draft.name))} -o {written} --to zlab, and serve that"
@@ -72,7 +64,7 @@ def release(config: CheckedConfig) -> Iterator[Finding]:
 def choices(config: CheckedConfig) -> Iterator[Finding]:
     """Settings of which the writer of configurations takes another."""
     circumstances = _circumstances(config)
-    for choice in CHOICES[config.schema.runtime]:
+    for choice in CHOICES[config.runtime]:
         wanted = choice.wanted(circumstances)
         if wanted is not None:
             yield from _compared(config, choice, wanted)
@@ -96,7 +88,7 @@ def _compared(config: CheckedConfig, choice: Choice, wanted: object) -> Iterator
     expected = f"{'at least ' if choice.is_least else ''}{_text(wanted)}"
     yield Finding(
         choice.rule, WARNING, choice.key, f"expected {expected}, found {shown}: {choice.why}",
-        f"export {choice.key}={wanted}" if choice.is_environment else _fix(config.schema.runtime, choice.key, wanted),
+        f"export {choice.key}={wanted}" if choice.is_environment else _fix(config.runtime, choice.key, wanted),
         {choice.key: wanted},
     )  # fmt: skip
 
@@ -107,11 +99,11 @@ def _fix(runtime: Runtime, key: str, wanted: object) -> str:
 
 
 def _circumstances(config: CheckedConfig) -> Circumstances:
-    keys = runtime_keys()[config.schema.runtime]
+    keys = config.keys
     batch, drafts = config.number(keys.max_batch_size), config.number(keys.num_draft_tokens)
     window = None if drafts is None else drafts + (not keys.counts_window)
     return Circumstances(
-        method=method(config), reuses_prefixes=config.served.asked_prefix_reuse,
+        method=config.method, reuses_prefixes=config.served.asked_prefix_reuse,
         cache_layout=vllm_cache_layout(config.served.checkpoint, config.number(keys.ranks) or 1), max_batch_size=batch,
         decode_tokens=batch * window if batch and window else None, graph_tokens=graph_tokens(config.served.gpus),
     )  # fmt: skip
@@ -119,7 +111,7 @@ def _circumstances(config: CheckedConfig) -> Circumstances:
 
 def parsers(config: CheckedConfig) -> Iterator[Finding]:
     """Parsers without which answers of the target are raw text: thoughts and tool calls among them."""
-    runtime, known = config.schema.runtime, target_parsers(config.served.target or "")
+    runtime, known = config.runtime, target_parsers(config.served.target or "")
     names = {"reasoning_parser": known.reasoning.get(runtime), "tool_call_parser": known.tool.get(runtime)}
     if config.dynamo is not None:  # The frontend parses tool calls
         del names["tool_call_parser"]
@@ -137,7 +129,7 @@ def _two_tool_parsers(config: CheckedConfig) -> Iterator[Finding]:
     """SGLang's parser of tool calls beside Dynamo's, with which dynamo.sglang 1.6.1 exits (its args.py)."""
     key = "tool_call_parser"
     found, dynamo = config.document.get(key), _dynamo_value(config, f"dyn_{key}")
-    if config.schema.runtime == "sglang" and found and dynamo:
+    if config.runtime == "sglang" and found and dynamo:
         yield error(
             "parsers", key, f"none beside --dyn-tool-call-parser {dynamo}: the worker refuses to start with both",
             found, "remove it",
@@ -146,7 +138,7 @@ def _two_tool_parsers(config: CheckedConfig) -> Iterator[Finding]:
 
 def chat_mode(config: CheckedConfig) -> Iterator[Finding]:
     """The server's default for thinking, where the draft was trained without it."""
-    key, runtime, draft = "default_chat_template_kwargs", config.schema.runtime, config.served.checkpoint
+    key, runtime, draft = "default_chat_template_kwargs", config.runtime, config.served.checkpoint
     if not needs_thinking_off(draft):
         return
     why = f"{draft} was trained on answers without thinking"

@@ -19,7 +19,7 @@ from dflash_trt.deploy.memory import (
     smallest_gpus,
 )
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, unchecked, warning
-from dflash_trt.deploy.schema import Runtime, RuntimeKeys, Schema, runtime_keys
+from dflash_trt.deploy.schema import Runtime, RuntimeKeys, Schema
 from dflash_trt.deploy.serving import ServedModels, ServingLoad
 
 NUMBERS = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
@@ -30,7 +30,7 @@ SHARES: dict[Runtime, str] = {"vllm": "gpu_memory_utilization", "sglang": "mem_f
 
 def document_load(config: CheckedConfig) -> ServingLoad | None:
     """Load of the arguments on each GPU; None where the draft, the GPU or a number is not known."""
-    keys = runtime_keys()[config.schema.runtime]
+    keys = config.keys
     settings = {name: config.number(getattr(keys, name)) for name in NUMBERS}
     numbers = {name: number for name, number in settings.items() if number is not None}
     served = config.served
@@ -41,7 +41,7 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
     attention_dp = config.setting("enable_attention_dp") is True
     native_ranks = 1 if attention_dp else numbers["tensor_parallel"]
     fraction = config.setting("kv_cache_config.free_gpu_memory_fraction")
-    is_share = config.schema.runtime == "trtllm" and isinstance(fraction, (int, float)) and 0 <= fraction <= 1
+    is_share = config.runtime == "trtllm" and isinstance(fraction, (int, float)) and 0 <= fraction <= 1
     known = {name: getattr(served, name) for name in ServedModels.__struct_fields__}
     return ServingLoad(
         **known | numbers | {"num_ranks": served.num_ranks if served.mode == "engine" else native_ranks},
@@ -54,7 +54,7 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
 
 def pool_share(config: CheckedConfig) -> Iterator[Finding]:
     """A deployment's share of the cache pool, which TensorRT-LLM alone is given."""
-    served, key = config.served, SHARES.get(config.schema.runtime)
+    served, key = config.served, SHARES.get(config.runtime)
     if key is None or not isinstance(served, ServingLoad) or config.is_set(key):
         return
     if (share := served.kv_cache_fraction) != DEFAULT_SHARE:
@@ -67,7 +67,7 @@ def pool_share(config: CheckedConfig) -> Iterator[Finding]:
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
     """Refuse what cannot fit, and name the largest sizes that do; warn where a smaller reserve would let it fit."""
-    keys = runtime_keys()[config.schema.runtime]
+    keys = config.keys
     load = document_load(config)
     if load is None:
         missing, fixes = _missing(config)
@@ -82,7 +82,7 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
         return
     rule = "context-arena" if memory.free_bytes < 0 and _arena(memory) else "memory"
     # TensorRT-LLM itself sets aside as much for activations as is counted; of the others it is an estimate.
-    is_estimate = memory.is_estimate and config.schema.runtime != "trtllm"
+    is_estimate = memory.is_estimate and config.runtime != "trtllm"
     problem, fix = _refusal(load, memory, config.schema)
     if is_estimate:
         problem += f", with {_gib(ACTIVATION_RESERVE_BYTES)} kept for activations, an estimate"
@@ -91,7 +91,7 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
 
 def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
     """Facts and settings that memory depends on and that are missing, and how to give them."""
-    keys = runtime_keys()[config.schema.runtime]
+    keys = config.keys
     models = [("the draft", "--draft", config.served.draft_sizes), ("the GPUs", "--gpus", config.served.gpus)]
     missing = [(what, option) for what, option, known in models if known is None]
     numbers = [getattr(keys, name) for name in NUMBERS]
@@ -102,7 +102,7 @@ def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
 def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
     """TRTLLM attention normally binds the managed pool; where it does not, it sets aside an arena of its own."""
     needed = paged_arena_bytes(load, config.schema)
-    if config.schema.runtime == "trtllm" and not is_dense(load, config.schema) and needed > memory.free_bytes:
+    if config.runtime == "trtllm" and not is_dense(load, config.schema) and needed > memory.free_bytes:
         yield warning(
             "context-arena",
             "max_batch_size",
@@ -133,7 +133,7 @@ def _arena(memory: GpuMemory) -> int:
 
 def _refusal(load: ServingLoad, memory: GpuMemory, schema: Schema) -> tuple[str, str]:
     """Problem and fix of a load that does not fit."""
-    keys = runtime_keys()[schema.runtime]
+    keys = schema.keys
     capacity = _gib(memory.capacity_bytes)
     gpu = f"{load.gpus.name} ({capacity})"
     arena = _arena(memory)

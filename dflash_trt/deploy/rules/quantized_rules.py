@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.quantized_drafts import READERS, lowest_gpu, unread, weights_only_below
-from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, error, method, unchecked, warning
-from dflash_trt.deploy.schema import PACKAGES, runtime_keys
+from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, error, unchecked, warning
+from dflash_trt.deploy.schema import PACKAGES
 
 RULE = "quantized-draft"
 
 
 def quantized_draft(config: CheckedConfig) -> Iterator[Finding]:
     """The formats of the draft's layers against the runtime's reader and the GPU."""
-    runtime, formats = config.schema.runtime, sorted(set(config.served.algorithms.values()))
-    if not formats or runtime not in READERS or method(config) not in BLOCKS:
+    runtime, formats = config.runtime, sorted(set(config.served.algorithms.values()))
+    if not formats or runtime not in READERS or config.method not in BLOCKS:
         return
-    key, listed = runtime_keys()[runtime].draft, ", ".join(formats)
+    key, listed = config.keys.draft, ", ".join(formats)
     if (problem := unread(runtime, formats)) is not None:
         fix = "quantise it with --recipe nvfp4 or fp8, or serve it with our engines"
         yield error(RULE, key, "formats that the runtime reads", f"{listed}: {problem}", fix)

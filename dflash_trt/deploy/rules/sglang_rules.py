@@ -14,7 +14,6 @@ from dflash_trt.deploy.rules.checked_config import (
     check_ranks,
     check_required,
     error,
-    method,
     unchecked,
     warning,
 )
@@ -124,7 +123,7 @@ def disaggregated(config: CheckedConfig) -> Iterator[Finding]:
 def ngram_tree(config: CheckedConfig) -> Iterator[Finding]:
     """N-grams as a tree, SGLang's default, which most attention backends refuse with pages of several tokens."""
     breadth = config.number(BREADTH) or 1
-    if method(config) != "ngram":
+    if config.method != "ngram":
         return
     if (config.number("dp_size" if config.document.get("enable_dp_attention") is True else "attn_dp_size") or 1) > 1:
         yield error("dp-attention", "attn_dp_size", "1 with NGRAM", "more", "remove it")
@@ -141,7 +140,7 @@ def ngram_tree(config: CheckedConfig) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
-    lambda config: check_required(config, (method(config) or "").upper()),
+    lambda config: check_required(config, (config.method or "").upper()),
     lambda config: check_ranks(config, "tp_size", "pp_size", "dp_size"),
     draft_window,
     ngram_tree,

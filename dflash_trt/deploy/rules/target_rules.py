@@ -16,18 +16,8 @@ from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import DATA
-from dflash_trt.deploy.rules.checked_config import (
-    BLOCKS,
-    METHOD_KEYS,
-    CheckedConfig,
-    Rule,
-    error,
-    method,
-    served_target,
-    unchecked,
-    warning,
-)
-from dflash_trt.deploy.schema import PACKAGES, runtime_keys
+from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, Rule, error, served_target, unchecked, warning
+from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.command import command_line
 from dflash_trt.files.json_file import package_data
@@ -76,14 +66,14 @@ def pair(config: CheckedConfig) -> Iterator[Finding]:
     try:
         check_pair(draft.spec, target.spec, draft_name=draft.name, target_name=target.name)
     except CheckpointError as refused:
-        key = runtime_keys()[config.schema.runtime].draft
+        key = config.keys.draft
         yield Finding("pair", ERROR, key, refused.message, "name the draft that was trained for this target")
 
 
 def other_models(config: CheckedConfig) -> Iterator[Finding]:
     """Models of the file that are not those it is checked for: repositories by name, whatever copies are called."""
-    key = runtime_keys()[config.schema.runtime].draft
-    draft = config.setting(key) if method(config) in BLOCKS else None
+    key = config.keys.draft
+    draft = config.setting(key) if config.method in BLOCKS else None
     known = {
         "the target": config.served.target,
         "the draft": config.served.draft_sizes.name if config.served.draft_sizes else None,
@@ -115,10 +105,10 @@ def longest_context(config: CheckedConfig) -> int | None:
 
 def context_length(config: CheckedConfig) -> Iterator[Finding]:
     """No more tokens than draft and target have positions for; one whose RoPE is stretched later may take more."""
-    key = runtime_keys()[config.schema.runtime].max_seq_len
+    key = config.keys.max_seq_len
     longest, length = longest_context(config), config.number(key)
     draft = config.served.draft_sizes
-    if length and method(config) in BLOCKS and (draft is None or draft.spec.max_position_embeddings is None):
+    if length and config.method in BLOCKS and (draft is None or draft.spec.max_position_embeddings is None):
         name = "the draft" if draft is None else draft.name
         yield unchecked(
             "context-length", key, f"max_position_embeddings of {name} is not known, and {length} may exceed it",
@@ -166,7 +156,7 @@ def exclude_list(config: CheckedConfig) -> Iterator[Finding]:
     copy = f"{draft.name.rstrip('/')}-{READ}"
     fix = command_line(["dflash-trt", "convert", draft.name, "-o", copy, "--to", READ])
     yield Finding(
-        "exclude-list", ERROR, runtime_keys()[config.schema.runtime].draft, f"{draft.name}: {problem}",
+        "exclude-list", ERROR, config.keys.draft, f"{draft.name}: {problem}",
         f"{fix}, which writes the list from the tensors, and serve {copy}",
     )  # fmt: skip
 
@@ -177,7 +167,7 @@ READ = LAYOUT.name
 
 def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
     """Speculators' layout, which vLLM alone reads; the fix is `convert`, where it can."""
-    draft, runtime = config.served.draft_sizes, config.schema.runtime
+    draft, runtime = config.served.draft_sizes, config.runtime
     if runtime == "vllm" or draft is None or draft.checkpoint is None:
         return
     checkpoint = draft.checkpoint
@@ -190,16 +180,16 @@ def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
     except CheckpointError as refused:
         fix = f"serve it with vLLM: convert --to {READ} refuses it ({refused.message})"
     yield error(
-        "draft-layout", runtime_keys()[runtime].draft,
+        "draft-layout", config.keys.draft,
         f"the layout {READ} (config.json with dflash_config), which {PACKAGES[runtime]} reads", "speculators", fix,
     )  # fmt: skip
 
 
 def mtp_layers(config: CheckedConfig) -> Iterator[Finding]:
     """MTP layers of the target, where no draft of its own is given, and the draft lengths that they are reused for."""
-    runtime, target = config.schema.runtime, config.served.target_sizes
-    keys, key = runtime_keys()[runtime], METHOD_KEYS[runtime]
-    if method(config) != "mtp" or config.setting(keys.draft) is not None:
+    runtime, target = config.runtime, config.served.target_sizes
+    keys, key = config.keys, config.keys.method
+    if config.method != "mtp" or config.setting(keys.draft) is not None:
         return
     layers, K = None if target is None else target.num_mtp_layers, config.number(keys.num_draft_tokens)
     if target is None or layers is None:

@@ -13,7 +13,6 @@ from dflash_trt.deploy.rules.checked_config import (
     check_ranks,
     check_token_budget,
     error,
-    method,
     warning,
 )
 from dflash_trt.deploy.rules.engine_rules import engine_rules
@@ -86,7 +85,7 @@ def required(config: CheckedConfig) -> Iterator[Finding]:
 
 def ngram_length(config: CheckedConfig) -> Iterator[Finding]:
     """K, which NGramDecodingConfig refuses to be without."""
-    if method(config) == "ngram" and config.number(key := f"{SPEC}.max_draft_len") is None:
+    if config.method == "ngram" and config.number(key := f"{SPEC}.max_draft_len") is None:
         yield error("missing-key", key, "K, the drafted tokens of a step", config.setting(key), f"set {key}")
 
 

@@ -18,7 +18,6 @@ from dflash_trt.deploy.rules.checked_config import (
     check_required,
     check_token_budget,
     error,
-    method,
     quantized_context,
     unchecked,
     warning,
@@ -41,14 +40,14 @@ def renamed(config: CheckedConfig) -> Iterator[Finding]:
 def ngram_lengths(config: CheckedConfig) -> Iterator[Finding]:
     """Shortest and longest n-gram that is looked up."""
     least, most = config.number(f"{SPEC}.prompt_lookup_min"), config.number(f"{SPEC}.prompt_lookup_max")
-    if method(config) == "ngram" and least is not None and most is not None and least > most:
+    if config.method == "ngram" and least is not None and most is not None and least > most:
         yield error("ngram-lengths", f"{SPEC}.prompt_lookup_min", f"at most prompt_lookup_max {most}", least,
                     f"set it to {most}")  # fmt: skip
 
 
 def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
     """The drafter runs on one rank or on all."""
-    draft = config.number(f"{SPEC}.draft_tensor_parallel_size") if method(config) else None
+    draft = config.number(f"{SPEC}.draft_tensor_parallel_size") if config.method else None
     tensor = config.number("tensor_parallel_size") or 1
     if draft is not None and draft not in (1, tensor):
         key = f"{SPEC}.draft_tensor_parallel_size"
@@ -85,7 +84,7 @@ def token_budget(config: CheckedConfig) -> Iterator[Finding]:
     """Tokens of a pass: vLLM 0.33 refuses only a budget below one draft's rows, or below one token per request."""
     K, batch = config.number(f"{SPEC}.num_speculative_tokens"), config.number("max_num_seqs")
     yield from check_token_budget(
-        config, method(config) is not None, refused_below=max((K or 0) + 2, batch or 0),
+        config, config.method is not None, refused_below=max((K or 0) + 2, batch or 0),
         otherwise=config.schema.rules["token_budget"]["otherwise"],
     )  # fmt: skip
 
@@ -120,7 +119,7 @@ def other_topologies(config: CheckedConfig) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
-    lambda config: check_required(config, method(config) or "", f"{SPEC}."),
+    lambda config: check_required(config, config.method or "", f"{SPEC}."),
     renamed,
     ngram_lengths,
     draft_parallel,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from tests.loopback import Handler, listening
+from tests.observe.traffic.pages import counters
 
 HEALTHY = tuple(0.87**position for position in range(1, 16))
 """Shares of passes that accept each of 15 drafts: tau 6.9, as of Qwen3-8B with its draft."""
@@ -51,7 +52,7 @@ class LookAlike:
                 self._positions[engine][position] += 1
             emitted += accepted + 1
         self._requests += 1
-        self._tokens[engine] += tokens if self.kind != "sglang" else max(emitted, tokens)
+        self._tokens[engine] += tokens if self.kind != "sglang" else max(emitted, tokens) - 1
         text = f"{hash(prompt)} {body.get('seed')}"
         usage = {"prompt_tokens": len(prompt) // 3, "completion_tokens": tokens}
         choice = {"index": 0, "delta": {"content": text}, "finish_reason": "length"}
@@ -73,29 +74,14 @@ class LookAlike:
         return pages.get(path)
 
     def _metrics(self) -> str:
-        passes, tokens = sum(self._passes), sum(self._tokens)
+        lines: list[str] = []
         if self.kind == "vllm":
-            lines = [line for engine in range(len(self._passes)) for line in self._vllm(engine)]
-        elif self.kind == "sglang":
-            lines = [f"sglang:generation_tokens_total {tokens}", f"sglang:num_requests_total {self._requests}"]
-            lines += [f"sglang:spec_verify_calls_total {passes}"]
+            for engine, counts in enumerate(zip(self._passes, self._positions, self._tokens, strict=True)):
+                lines += counters("vllm", *counts, f'engine="{engine}"')
         else:
-            lines = [f"trtllm_generation_tokens_total {tokens}"]
-            for i, n in enumerate(map(sum, zip(*self._positions, strict=True))):
-                position = f'_tokens_total{{token_position="{i}"}}'
-                lines += [f"trtllm_spec_decode_drafted{position} {passes}"]
-                lines += [f"trtllm_spec_decode_accepted{position} {n}"]
+            positions = list(map(sum, zip(*self._positions, strict=True)))
+            lines += counters(self.kind, sum(self._passes), positions, sum(self._tokens), requests=self._requests)
         return "\n".join(lines) + "\n"
-
-    def _vllm(self, engine: int) -> list[str]:
-        name, label, positions = "vllm:spec_decode_num", f'engine="{engine}"', self._positions[engine]
-        lines = [f"{name}_drafts_total{{{label}}} {self._passes[engine]}"]
-        lines += [f"{name}_draft_tokens_total{{{label}}} {self._passes[engine] * len(positions)}"]
-        lines += [f"{name}_accepted_tokens_total{{{label}}} {sum(positions)}"]
-        lines += [f"vllm:generation_tokens_total{{{label}}} {self._tokens[engine]}"]
-        return lines + [
-            f'{name}_accepted_tokens_per_pos_total{{{label},position="{i}"}} {n}' for i, n in enumerate(positions)
-        ]
 
 
 def running(server: LookAlike) -> AbstractContextManager[str]:

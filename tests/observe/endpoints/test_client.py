@@ -22,6 +22,7 @@ from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting, of_request
 from tests.observe.endpoints.canned import Page, canned, models
+from tests.observe.traffic.pages import counters
 
 
 def page(samples: dict[str, float]) -> str:
@@ -37,33 +38,27 @@ def measured(owner: str, before: dict[str, Page], after: dict[str, Page]) -> Obs
         return end()
 
 
-def vllm(drafts: int, proposed: int, accepted: int, positions: tuple[int, ...], tokens: int, engine: int = 0) -> str:
-    label = f'{{engine="{engine}",model_name="m"}}'
-    samples: dict[str, float] = {
-        f"vllm:spec_decode_num_drafts_total{label}": drafts,
-        f"vllm:spec_decode_num_draft_tokens_total{label}": proposed,
-        f"vllm:spec_decode_num_accepted_tokens_total{label}": accepted,
-        f"vllm:generation_tokens_total{label}": tokens,
-    }
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    for position, count in enumerate(positions):
-        samples[f'{name}{{engine="{engine}",model_name="m",position="{position}"}}'] = count
-    return page(samples)
+def text(kind: str, passes: int, accepted: tuple[int, ...], tokens: int, *labels: str, requests: int = 0) -> str:
+    return "".join(f"{line}\n" for line in counters(kind, passes, accepted, tokens, *labels, requests=requests))
+
+
+def vllm(passes: int, accepted: tuple[int, ...], tokens: int, engine: int = 0) -> str:
+    return text("vllm", passes, accepted, tokens, f'engine="{engine}"', 'model_name="m"')
 
 
 def test_vllm_counts_by_difference() -> None:
-    before = vllm(10, 70, 20, (10, 6, 4), 30) + vllm(1, 7, 0, (0, 0, 0), 1, engine=1)
-    after = vllm(14, 98, 31, (14, 10, 7), 45) + vllm(3, 21, 5, (2, 2, 1), 8, engine=1)
+    before = vllm(10, (10, 6, 4), 30) + vllm(1, (0, 0, 0), 1, engine=1)
+    after = vllm(14, (14, 10, 7), 45) + vllm(3, (2, 2, 1), 8, engine=1)
     found = measured("vllm", {"/metrics": before}, {"/metrics": after})
-    assert (found.source, found.counts, found.output_tokens) == ("counters", drafting(6, 16, 42, (6, 6, 4)), 22)
+    assert (found.source, found.counts, found.output_tokens) == ("counters", drafting(6, 16, 18, (6, 6, 4)), 22)
     assert found.tau_of_drafting_passes == (16 + 6) / 6
     found = measured("vllm", {"/metrics": page({"vllm:generation_tokens_total": 3})}, {})
     assert (found.source, found.tau_of_drafting_passes) == ("not published", None)
     assert "without drafts" in found.how
-    found = measured("somebody", {"/metrics": vllm(0, 0, 0, (0,), 0)}, {"/metrics": vllm(2, 2, 1, (1,), 3)})
+    found = measured("somebody", {"/metrics": vllm(0, (0,), 0)}, {"/metrics": vllm(2, (1,), 3)})
     assert found.tau_of_drafting_passes == 1.5
     with pytest.raises(EndpointError, match="drafts_total fell between the two readings"):
-        measured("vllm", {"/metrics": vllm(10, 0, 0, (), 0)}, {"/metrics": vllm(1, 0, 0, (), 0)})
+        measured("vllm", {"/metrics": vllm(10, (0,), 0)}, {"/metrics": vllm(1, (0,), 0)})
 
 
 def test_it_waits_for_requests_that_are_not_counted_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,20 +66,19 @@ def test_it_waits_for_requests_that_are_not_counted_yet(monkeypatch: pytest.Monk
 
     def running() -> str:
         number = next(scrapes)
-        return vllm(5 - number, 0, 0, (), 0) + page({"vllm:num_requests_running": number})
+        return vllm(5 - number, (0,), 0) + page({"vllm:num_requests_running": number})
 
     found = measured("vllm", {"/metrics": running}, {})
     assert found.counts.drafting_passes == 0
     assert next(scrapes, None) is None
 
 
-def sglang(steps: int, tokens: int, requests: int) -> str:
-    samples = {"sglang:generation_tokens_total": tokens, "sglang:num_requests_total": requests}
-    return page({**samples, **({"sglang:spec_verify_calls_total": steps} if steps else {})})
-
-
 def test_sglang_counts_what_requests_kept() -> None:
-    found = measured("sglang", {"/metrics": sglang(0, 100, 9)}, {"/metrics": sglang(20, 172, 11)})
+    found = measured(
+        "sglang",
+        {"/metrics": text("sglang", 0, (), 91, requests=9)},
+        {"/metrics": text("sglang", 20, (), 161, requests=11)},
+    )
     assert (found.source, found.counts) == ("counters", drafting(20, 50, None))
     assert found.tau_of_drafting_passes == 3.5  # 70 tokens after the first of 2 requests, in 20 passes
     assert "--enable-metrics" in measured("sglang", {}, {}).how
@@ -168,9 +162,9 @@ def test_what_is_unknown_is_not_guessed() -> None:
 @pytest.mark.parametrize("position", ["²", "-1", "9" * 5001])
 def test_what_is_no_position(position: str) -> None:
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    text = vllm(1, 1, 1, (1,), 2) + page({f'{name}{{engine="0",model_name="m",position="{position}"}}': 1})
+    published = vllm(1, (1,), 2) + page({f'{name}{{engine="0",model_name="m",position="{position}"}}': 1})
     with pytest.raises(EndpointError, match=r"by position 0, 1, \.\.\., found"):
-        MetricsPage.parse(text.encode(), "here").positions(name, "position")
+        MetricsPage.parse(published.encode(), "here").positions(name, "position")
 
 
 def test_one_request() -> None:

@@ -37,72 +37,77 @@ class Engine:
 
 def page(kind: str, *engines: Engine, labels: Sequence[str] = ()) -> str:
     """The page of a server with these engines; `labels`: more of each engine's."""
-    of_kind = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _trtllm}[kind]
     lines: list[str] = []
     for number, engine in enumerate(engines):
         rank = [f'engine="{number}"'] if kind == "vllm" else []
-        lines += of_kind(engine, ",".join([f'model_name="{engine.model}"', *rank, *labels[number : number + 1]]))
+        own = [f'model_name="{engine.model}"', *rank, *labels[number : number + 1]]
+        tokens, requests = engine.passes + sum(engine.accepted), engine.passes // 40
+        lines += counters(kind, engine.passes, engine.accepted, tokens, *own, requests=requests)
+        lines += [_line(name, value, own) for name, value in _others(kind, engine).items()]
+        lines += _histogram(TIMES[kind], engine, own)
     return "\n".join(lines) + "\n"
 
 
-def _histogram(name: str, engine: Engine, labels: str) -> list[str]:
+def counters(
+    kind: str, passes: int, accepted: Sequence[int], tokens: int, *labels: str, requests: int = 0
+) -> list[str]:  # fmt: skip
+    """Counters of drafts and tokens of one engine, `accepted` by position; without positions, of no drafter.
+
+    SGLang counts the first token of each request with the others.
+    """
+    if kind == "sglang":
+        counts = {"spec_verify_calls": passes, "num_requests": requests, "generation_tokens": tokens + requests}
+        return [_line(f"sglang:{name}_total", value, labels) for name, value in counts.items()]
+    if kind == "tensorrt-llm":
+        spec = {
+            (what, at): count for at, n in enumerate(accepted) for what, count in (("drafted", passes), ("accepted", n))
+        }
+        return [
+            *(_line(f"trtllm_spec_decode_{what}_tokens_total", count, [*labels, f'token_position="{at}"'])
+              for (what, at), count in spec.items()),
+            _line("trtllm_generation_tokens_total", tokens, labels),
+        ]  # fmt: skip
+    drafts = {"drafts": passes, "draft_tokens": passes * len(accepted), "accepted_tokens": sum(accepted)}
+    per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    return [
+        *(_line(f"vllm:spec_decode_num_{name}_total", value, labels) for name, value in drafts.items() if accepted),
+        *(_line(per_position, count, [*labels, f'position="{at}"']) for at, count in enumerate(accepted)),
+        _line("vllm:generation_tokens_total", tokens, labels),
+    ]
+
+
+def _line(name: str, value: float, labels: Sequence[str]) -> str:
+    return f"{name}{{{','.join(labels)}}} {value}"
+
+
+TIMES = {
+    "vllm": "vllm:request_time_per_output_token_seconds", "sglang": "sglang:inter_token_latency_seconds",
+    "tensorrt-llm": "trtllm_time_per_output_token_seconds",
+}  # fmt: skip
+
+
+def _histogram(name: str, engine: Engine, labels: Sequence[str]) -> list[str]:
     """Nine of ten requests in the first bucket."""
     count, seconds = engine.passes // 40, engine.milliseconds / 1e3
     buckets = ((f"{seconds * 1.1:.6f}", count * 9 // 10), (f"{seconds * 2:.6f}", count), ("+Inf", count))
-    lines = [f'{name}_bucket{{{labels},le="{bound}"}} {value}' for bound, value in buckets]
-    return [*lines, f"{name}_sum{{{labels}}} {count * seconds}", f"{name}_count{{{labels}}} {count}"]
+    lines = [_line(f"{name}_bucket", value, [*labels, f'le="{bound}"']) for bound, value in buckets]
+    return [*lines, _line(f"{name}_sum", count * seconds, labels), _line(f"{name}_count", count, labels)]
 
 
-def _vllm(engine: Engine, labels: str) -> list[str]:
-    spec, drafted = "vllm:spec_decode_num", engine.passes * len(engine.rates)
-    positions = [
-        f'{spec}_accepted_tokens_per_pos_total{{{labels},position="{at}"}} {count}'
-        for at, count in enumerate(engine.accepted)
-    ]
-    drafts = [
-        f"{spec}_drafts_total{{{labels}}} {engine.passes}",
-        f"{spec}_draft_tokens_total{{{labels}}} {drafted}",
-        f"{spec}_accepted_tokens_total{{{labels}}} {sum(engine.accepted)}",
-        *positions,
-    ]
-    return [
-        *(drafts if engine.rates else []),
-        f"vllm:generation_tokens_total{{{labels}}} {engine.passes + sum(engine.accepted)}",
-        f"vllm:prefix_cache_queries_total{{{labels}}} {engine.prefix_queries}",
-        f"vllm:prefix_cache_hits_total{{{labels}}} {engine.prefix_hits}",
-        f"vllm:num_preemptions_total{{{labels}}} {engine.preemptions}",
-        f"vllm:num_requests_waiting{{{labels}}} {engine.waiting}",
-        f"vllm:kv_cache_usage_perc{{{labels}}} 0.4",
-        *_histogram("vllm:request_time_per_output_token_seconds", engine, labels),
-    ]
-
-
-def _sglang(engine: Engine, labels: str) -> list[str]:
-    requests = engine.passes // 40
-    return [
-        f"sglang:spec_verify_calls_total{{{labels}}} {engine.passes}",
-        f"sglang:num_requests_total{{{labels}}} {requests}",
-        f"sglang:generation_tokens_total{{{labels}}} {engine.passes + sum(engine.accepted) + requests}",
-        f"sglang:prompt_tokens_total{{{labels}}} {engine.prefix_queries}",
-        f"sglang:cached_tokens_total{{{labels}}} {engine.prefix_hits}",
-        f"sglang:num_queue_reqs{{{labels}}} {engine.waiting}",
-        f"sglang:token_usage{{{labels}}} 0.4",
-        *_histogram("sglang:inter_token_latency_seconds", engine, labels),
-    ]
-
-
-def _trtllm(engine: Engine, labels: str) -> list[str]:
-    spec = "trtllm_spec_decode"
-    positions = [
-        f'{spec}_{what}_tokens_total{{{labels},token_position="{at}"}} {count}'
-        for at, accepted in enumerate(engine.accepted)
-        for what, count in (("drafted", engine.passes), ("accepted", accepted))
-    ]
-    return [
-        *positions,
-        f"trtllm_generation_tokens_total{{{labels}}} {engine.passes + sum(engine.accepted)}",
-        f"trtllm_kv_cache_hit_rate{{{labels}}} {engine.prefix_hits / engine.prefix_queries}",
-        f"trtllm_kv_cache_utilization{{{labels}}} 0.4",
-        f"trtllm_num_requests_waiting{{{labels}}} {engine.waiting}",
-        *_histogram("trtllm_time_per_output_token_seconds", engine, labels),
-    ]
+def _others(kind: str, engine: Engine) -> dict[str, float]:
+    """Caches and queue."""
+    if kind == "vllm":
+        return {
+            "vllm:prefix_cache_queries_total": engine.prefix_queries,
+            "vllm:prefix_cache_hits_total": engine.prefix_hits, "vllm:num_preemptions_total": engine.preemptions,
+            "vllm:num_requests_waiting": engine.waiting, "vllm:kv_cache_usage_perc": 0.4,
+        }  # fmt: skip
+    if kind == "sglang":
+        return {
+            "sglang:prompt_tokens_total": engine.prefix_queries, "sglang:cached_tokens_total": engine.prefix_hits,
+            "sglang:num_queue_reqs": engine.waiting, "sglang:token_usage": 0.4,
+        }  # fmt: skip
+    return {
+        "trtllm_kv_cache_hit_rate": engine.prefix_hits / engine.prefix_queries, "trtllm_kv_cache_utilization": 0.4,
+        "trtllm_num_requests_waiting": engine.waiting,
+    }  # fmt: skip
