@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,20 +37,20 @@ def sent(path: str = "completions", **body: Any) -> bytes:
     return head + b"content-length: %d\r\n\r\n" % len(encoded) + encoded
 
 
-KINDS = {
-    "one text, 14 MB": sent(prompt="x " * 7_000_000),
-    "a million texts": sent(stop=["a"] * 1_000_000),
-    "a million lists": sent(prompt=[[1]] * 1_000_000),
-    "half a million fields": sent("completions", **{f"f{i}": 1 for i in range(500_000)}),
-    "half a million variables": sent(
+KINDS: dict[str, Callable[[], bytes]] = {
+    "one text, 14 MB": lambda: sent(prompt="x " * 7_000_000),
+    "a million texts": lambda: sent(stop=["a"] * 1_000_000),
+    "a million lists": lambda: sent(prompt=[[1]] * 1_000_000),
+    "half a million fields": lambda: sent("completions", **{f"f{i}": 1 for i in range(500_000)}),
+    "half a million variables": lambda: sent(
         "chat/completions",
         messages=[{"role": "user", "content": "x"}],
         chat_template_kwargs={f"f{i}": 1 for i in range(500_000)},
     ),
-    "64 long stop texts": sent(stop=[" " * 1023 + "!"] * 64, max_tokens=500, ignore_eos=True, stream=True),
-    "6,000 headers": CLOSING + b"x: y\r\n" * 6000 + b"content-length: 2\r\n\r\n{}",
-    "6,000 trailers": CLOSING + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 6000 + b"\r\n",
-    "chunks of one byte": CLOSING + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 1_000_000,
+    "64 long stop texts": lambda: sent(stop=[" " * 1023 + "!"] * 64, max_tokens=500, ignore_eos=True, stream=True),
+    "6,000 headers": lambda: CLOSING + b"x: y\r\n" * 6000 + b"content-length: 2\r\n\r\n{}",
+    "6,000 trailers": lambda: CLOSING + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 6000 + b"\r\n",
+    "chunks of one byte": lambda: CLOSING + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 1_000_000,
 }
 
 
@@ -58,11 +58,13 @@ KINDS = {
 async def beside(port: int, kind: str | None) -> AsyncIterator[None]:
     """Hostile clients, each with one request of `kind` after another."""
 
+    body = KINDS[kind]() if kind else b""
+
     async def client() -> None:
-        while kind is not None:
+        while body:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(SLOW_CLIENT, 0))
             with suppress(ConnectionError):
-                writer.write(KINDS[kind])
+                writer.write(body)
                 await writer.drain()
                 await reader.read()
             writer.transport.abort()

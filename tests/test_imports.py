@@ -70,13 +70,18 @@ def is_room(name: str) -> bool:
 
 
 @cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
 def imports(file: Path) -> list[tuple[int, str]]:
     """Line and name of every module that `file` imports, at any depth."""
     return list(_imports(file))
 
 
 def _imports(file: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -103,7 +108,7 @@ def test_imports_point_down() -> None:
 def imported_files(file: Path) -> set[Path]:
     """Files of the package that `file` imports, for type checkers too; not the package itself, whose API is lazy."""
     found: set[Path | None] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             found |= {module_file(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

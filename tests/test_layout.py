@@ -109,10 +109,9 @@ def rooms() -> list[Path]:
     return [room for room in found if room != package]
 
 
-@pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
-def test_a_room_says_what_it_is_for(room: Path) -> None:
-    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
-    assert docstring, f"{room}/__init__.py: expected one docstring"
+def test_a_room_says_what_it_is_for() -> None:
+    silent = [room for room in rooms() if not ast.get_docstring(ast.parse((room / "__init__.py").read_text()))]
+    assert silent == [], "expected a docstring in their __init__.py"
 
 
 def test_the_map_names_every_room() -> None:

@@ -60,7 +60,7 @@ def check(name: str, count: int, folder: Path, *, is_new: bool) -> None:
 
 
 def test_killed_while_it_replaces(tmp_path: Path) -> None:
-    check("build", 5, tmp_path, is_new=False)
+    check("build", 3, tmp_path, is_new=False)
 
 
 @pytest.mark.full

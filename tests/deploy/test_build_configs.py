@@ -311,18 +311,16 @@ def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
         assert [f.severity for f in check(config_of(wary, runtime)) if f.rule == "remote-code"] == [ERROR]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_name_says_what_it_is(name: str) -> None:
-    deployment = resolved(name)
-    match = NAME.fullmatch(name)
-    assert match["gpus"] == str(deployment.gpus)
-    suffix = match["purpose"]
-    if deployment.mode == "engine":
-        assert suffix.removeprefix("throughput-") == deployment.file.recipe
-    else:
-        assert suffix == deployment.file.purpose
-    assert match["model"] == deployment.target.partition("/")[2].lower().removesuffix("-it").removesuffix("-instruct")
-    assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 16
+def test_the_name_says_what_it_is() -> None:
+    for name in NAMES:
+        deployment, match = resolved(name), NAME.fullmatch(name)
+        assert match["gpus"] == str(deployment.gpus), name
+        suffix, is_engine = match["purpose"], deployment.mode == "engine"
+        said = suffix.removeprefix("throughput-") if is_engine else suffix
+        assert said == (deployment.file.recipe if is_engine else deployment.file.purpose), name
+        model = deployment.target.partition("/")[2].lower().removesuffix("-it").removesuffix("-instruct")
+        assert match["model"] == model, name
+        assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 16, name
 
 
 def test_every_draft_of_z_lab_has_a_deployment_on_hopper_and_on_blackwell() -> None:
@@ -385,20 +383,22 @@ def test_how_the_server_is_started() -> None:
     assert [word for word in start if word.startswith("-")] == ["--host", "--port", "--config"]
 
 
-@pytest.mark.parametrize(("name", "runtime"), SERVED)
-def test_answers_are_parsed(name: str, runtime: Runtime) -> None:
+def parses_answers(name: str, runtime: Runtime) -> bool:
     """Reasoning and tool calls; gpt-oss's by trtllm-serve on its own, and Llama's not at all by it."""
     written = rendered(name, runtime)
     no_source = ("glm-5.3", "qwen3.8", *(("muse-glimmer",) if runtime == "trtllm" else ()))
     if runtime == "trtllm":
-        assert ("--tool_parser" in written.start("FILE")) == (not name.startswith(("gpt-oss", "llama", *no_source)))
-        return
+        return ("--tool_parser" in written.start("FILE")) == (not name.startswith(("gpt-oss", "llama", *no_source)))
     if name.startswith(no_source):
-        assert "tool_call_parser" not in written.arguments
-        return
-    assert written.arguments["tool_call_parser"]
-    assert ("reasoning_parser" in written.arguments) == (not name.startswith(("llama", "qwen3-coder")))
-    assert written.arguments.get("enable_auto_tool_choice", runtime == "sglang") is True
+        return "tool_call_parser" not in written.arguments
+    has_reasoning = not name.startswith(("llama", "qwen3-coder"))
+    is_chosen = written.arguments.get("enable_auto_tool_choice", runtime == "sglang") is True
+    has_parser = bool(written.arguments.get("tool_call_parser"))
+    return has_parser and is_chosen and ("reasoning_parser" in written.arguments) == has_reasoning
+
+
+def test_answers_are_parsed() -> None:
+    assert [served for served in SERVED if not parses_answers(*served)] == []
 
 
 def test_runtimes_have_schemas() -> None:

@@ -306,31 +306,29 @@ def test_a_step_record_says_that_prompts_were_read() -> None:
 
 @pytest.fixture
 def short_session(tmp_path: Path) -> Session:
-    """A draft with positions for 64 tokens, of a target with more; two slots."""
+    """A draft with positions for 64 tokens, of a target with more; five slots."""
     shutil.copytree(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft")
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
     (tmp_path / "draft" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
     build(tmp_path / "draft", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    return open_session(tmp_path / "engine", str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=2))
+    return open_session(tmp_path / "engine", str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=5))
 
 
-@pytest.mark.parametrize("length", [40, 63, 64, 200])
-def test_beyond_the_drafts_positions_decoding_goes_on(
-    length: int, short_session: Session, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_beyond_the_drafts_positions_decoding_goes_on(short_session: Session, caplog: pytest.LogCaptureFixture) -> None:
     """Without drafts and with the same text, in one batch with a request that has drafts, and on cached prefixes."""
     text = [token for prompt in prompts(short_session) for token in prompt]
-    given, params = [text[:length], text[3:33]], greedy(40)
+    given, params = [text[3:33], *(text[:length] for length in (40, 63, 64, 200))], greedy(40)
     expected = [short_session.generate_plain(each, params).token_ids for each in given]
     decoder = short_session.decoder(prefix_caching=True)
     for _ in range(2):
         requests = [short_session.request(each, params) for each in given]
         assert [answer.token_ids for answer in run(decoder, requests)] == expected
-        drafted, position = [], length  # where the last token stands before each step
-        for step in requests[0].steps:
-            drafted.append((position, len(step.proposals)))
-            position += len(step.token_ids)
-        assert all((num_drafts > 0) == (position < 64) for position, num_drafts in drafted[:-1])
-        assert sum(len(step.token_ids) for step in requests[1].steps) > 1.5 * len(requests[1].steps)
+        for request in requests:
+            drafted, position = [], len(request.prompt_ids)  # where the last token stands before each step
+            for step in request.steps:
+                drafted.append((position, len(step.proposals)))
+                position += len(step.token_ids)
+            assert all((num_drafts > 0) == (position < 64) for position, num_drafts in drafted[:-1])
+        assert sum(len(step.token_ids) for step in requests[0].steps) > 1.5 * len(requests[0].steps)
     (said,) = caplog.records
     assert "positions for 64 tokens (max_position_embeddings): longer requests go on without" in said.getMessage()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import edit_config, edit_tensors
-from tests.engines import build, build_with_head
+from tests.engines import build, build_with_head, trained_engine
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.reference.synthetic import DraftSizes, write_random_draft
@@ -51,12 +52,18 @@ def lilicorr(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return opened(LILICORR, tmp_path_factory.mktemp("lilicorr") / "engine")
 
 
+@cache
+def plain(params: SamplingParams, count: int) -> list[list[int]]:
+    """Answers to the first prompts by the target alone, four at once."""
+    session = open_session(trained_engine("tiny-qwen3"), str(TARGET), OPTIONS)
+    requests = [session.request(prompt, params) for prompt in prompts(session)[:count]]
+    return [answer.token_ids for answer in run(session.plain_decoder(), requests)]
+
+
 def steps(session: Session, params: SamplingParams, count: int) -> int:
     """Verify steps over the first prompts, four at once; every answer is plain decoding's."""
-    asked = prompts(session)[:count]
-    plain = run(session.plain_decoder(), [session.request(prompt, params) for prompt in asked])
-    drafted = run(session.decoder(), [session.request(prompt, params) for prompt in asked])
-    assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
+    drafted = run(session.decoder(), [session.request(prompt, params) for prompt in prompts(session)[:count]])
+    assert [answer.token_ids for answer in drafted] == plain(params, count)
     return sum(answer.steps or 0 for answer in drafted)
 
 

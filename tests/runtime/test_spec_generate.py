@@ -17,7 +17,7 @@ from tests.oracle.transformers_dflash import load_target, plain_greedy
 from tests.paths import FIXTURES
 
 TARGET, DRAFT = FIXTURES / "tiny-qwen3", FIXTURES / "tiny-qwen3-dflash"
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 
 
 @pytest.fixture(scope="module")

@@ -99,9 +99,9 @@ def test_any_number_of_rows_and_columns(case: Case) -> None:
 
 
 @each_kernel
-@pytest.mark.parametrize("inputs", [1, 2, 15, 16, 17, 31, 32, 33, 63, 65, 511, 512, 513, 1030, 2880])
-def test_any_number_of_inputs(case: Case, inputs: int) -> None:
-    check([13], 83, inputs, case)
+def test_any_number_of_inputs(case: Case) -> None:
+    for inputs in (1, 2, 15, 16, 17, 31, 32, 33, 63, 65, 511, 512, 513, 1030, 2880):
+        check([13], 83, inputs, case)
 
 
 @each_kernel

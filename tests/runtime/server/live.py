@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.server.access import ApiKeys
@@ -31,6 +32,8 @@ from dflash_trt.runtime.server.telemetry.tracing import Tracing
 from tests.waiting import PATIENCE, until
 
 MODEL = "tiny"
+CERTIFICATES = ssl.create_default_context()
+"""All clients share them, because reading them takes 25 ms."""
 Json = dict[str, Any]
 
 
@@ -82,7 +85,7 @@ def started(engine: Path, target: Path, log: Path, *options: object, **how: Sequ
 
 def refuses(url: str) -> bool:
     try:
-        httpx2.get(f"{url}/health", timeout=PATIENCE)
+        httpx2.get(f"{url}/health", timeout=PATIENCE, verify=CERTIFICATES)
     except httpx2.TransportError:
         return True
     return False
@@ -122,10 +125,11 @@ class Live:
         self.port = port
         self.endpoints = endpoints
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE)
+        self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE, verify=CERTIFICATES)
 
     def openai(self, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
+        http = DefaultHttpxClient(verify=CERTIFICATES)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE, http_client=http)
 
     def post(self, path: str = "/v1/completions", **body: object) -> httpx2.Response:
         return self.http.post(path, json=body)

@@ -31,7 +31,7 @@ from dflash_trt.runtime.server.connections.server import HttpServer
 from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.telemetry import log as server_log
 from tests.cli.commands import run, run_here
-from tests.runtime.server.live import LONG, Live, children, refuses, started
+from tests.runtime.server.live import CERTIFICATES, LONG, Live, children, refuses, started
 from tests.waiting import PATIENCE, until
 
 Serve = Callable[..., list[str]]
@@ -89,7 +89,7 @@ def test_sigterm_drains(serve: Serve, drain_seconds: int, max_tokens: int) -> No
         )
         post.start()
         running = 'vllm:num_requests_running{engine="0",model_name="m"} 1'
-        until(lambda: bool(whole) or running in httpx2.get(f"{url}/metrics").text)
+        until(lambda: bool(whole) or running in httpx2.get(f"{url}/metrics", verify=CERTIFICATES).text)
         with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()  # without a reference to it the connection is closed
             events.append(next(lines))

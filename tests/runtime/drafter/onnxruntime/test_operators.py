@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,18 +214,16 @@ def test_sums(kind: str, isa: str, K: int) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("NVFP4", "INT4")])
-@pytest.mark.parametrize("K", [1, 3, 7, 15, 17, 31, 45])
-@pytest.mark.parametrize("rows", [1, 11])
-def test_rows_that_are_no_vectors(kind: str, isa: str, K: int, rows: int) -> None:
+def test_rows_that_are_no_vectors(kind: str, isa: str) -> None:
     """Memory after the end of a row is another row, or nothing: none of its numbers counts, not even NaN."""
-    case = weight(kind, 7, K)
-    x = random_rows(rows, K)
-    expected = x.astype(np.float64) @ case.values.T
-    np.testing.assert_allclose(multiply(kind, x, case.inputs, isa), expected, rtol=0, atol=1e-4)
-    x[-1] = np.nan
-    actual = multiply(kind, x, case.inputs, isa)
-    np.testing.assert_allclose(actual[:-1], expected[:-1], rtol=0, atol=1e-4)
-    assert np.isnan(actual[-1]).all()
+    for K, rows in product((1, 3, 7, 15, 17, 31, 45), (1, 11)):
+        case, x, name = weight(kind, 7, K), random_rows(rows, K), f"{K} columns, {rows} rows"
+        expected = x.astype(np.float64) @ case.values.T
+        np.testing.assert_allclose(multiply(kind, x, case.inputs, isa), expected, rtol=0, atol=1e-4, err_msg=name)
+        x[-1] = np.nan
+        actual = multiply(kind, x, case.inputs, isa)
+        np.testing.assert_allclose(actual[:-1], expected[:-1], rtol=0, atol=1e-4, err_msg=name)
+        assert np.isnan(actual[-1]).all(), name
 
 
 @pytest.mark.parametrize("isa", ISAS)
