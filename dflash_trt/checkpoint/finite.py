@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.checkpoint.decoded_tensor import CHUNK, DecodedTensor
+from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ EXPONENTS = {
     "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000), "F64": ("<u8", 0x7FF0 << 48),
     "F8_E4M3": ("u1", 0x7F), "F8_E5M2": ("u1", 0x7C),
 }  # fmt: skip
+CHUNK = 2**18
+"""Elements at a time: the arrays of more are mapped into memory anew, page by page, for each chunk."""
 
 
 def check_finite(weights: Iterable[StoredTensor]) -> None:

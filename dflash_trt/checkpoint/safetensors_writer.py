@@ -24,7 +24,7 @@ from dflash_trt.files.read import open_file
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """dtype and shape by tensor name."""
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20  # the pages of 16 MiB would be mapped anew for each chunk: three times the CPU time
 PRODUCER_KEY = "producer"
 PRODUCER = f"dflash-trt {__version__}"
 """Header entry of files that dflash-trt wrote, and may therefore replace."""

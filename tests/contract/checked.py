@@ -33,7 +33,8 @@ class Checked:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, Any] = {}
         """Result of a dotted method that replaces the real one's; an exception is raised."""
-        self.IProgressMonitor, self.ILogger = self._real.IProgressMonitor, self._real.ILogger  # subclassed by our code
+        for name in ("IProgressMonitor", "ILogger", "IStreamWriter"):  # subclassed by our code
+            setattr(self, name, getattr(self._real, name))
         for name, members in self._offer["enums"].items():
             known = getattr(self._real, name, None)
             setattr(self, name, SimpleNamespace(**{m: getattr(known, m, None) for m in members}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -29,8 +29,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch, directory: Path, version: str, gpu:
     monkeypatch.setattr(machine, "driver_version", lambda: "13.0")
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
 
-    def build_plan(trt: Any, directory: Path, graph: Any, profiles: Any, options: Any, **others: Any) -> bytes:
-        return plan_of(directory, graph, profiles, options)
+    def build_plan(
+        trt: Any, directory: Path, graph: Any, profiles: Any, options: Any, *, output: BinaryIO, **others: Any
+    ) -> None:
+        output.write(plan_of(directory, graph, profiles, options))
 
     def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
         output.write_bytes(plan_of(directory, job.graph, profiles_of(job.name, job.options), job.options))

@@ -105,7 +105,7 @@ def undocumented(known: Catalog) -> list[str]:
         for draft in known.drafts
         if not (
             (draft.draft in published or draft.source)
-            and re.fullmatch(r"2026-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?", draft.read)
+            and re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?", draft.read)
             and draft.kind_name != "?"
             and all(speedup.source and speedup.setting for speedup in draft.speedups)
             and (draft.tau is None or re.fullmatch(r"\d+\.\d+ \(.+\)", draft.tau))

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""capture, quantise, search, replay and verify on DFlash2 and LiLiCorr drafts; recover refuses them by name."""
+"""capture, quantise, search, replay, verify and serve DFlash2 and LiLiCorr drafts; recover refuses them by name."""
 
 import json
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from dflash_trt import LLM, SamplingParams
 from dflash_trt.errors import CheckpointError
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
+from tests.runtime.server.live import started
+from tests.triton.server import Server, environment
+from tests.waiting import PATIENCE
 
 DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash2", FIXTURES / "tiny-qwen3"
 LILICORR = FIXTURES / "tiny-qwen3-lilicorr"
@@ -89,3 +94,30 @@ def test_searched_replayed_and_verified(draft: Path, tmp_path: Path, capsys: pyt
         taus[name] = [report[engine]["tau"] for engine in ("engine", "reference")]
     assert taus["replayed"] == taus["decoded"]
     assert min(taus["decoded"]) > 1.5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["fp8", "int4-w4a16", "nvfp4"])
+def test_quantised_and_served(recipe: str, tmp_path: Path) -> None:
+    """A LiLiCorr draft behind OpenAI's API and in a real tritonserver answers as plain decoding does."""
+    features, draft, engine = tmp_path / "features.safetensors", tmp_path / "draft", tmp_path / "engine"
+    calibration = "none" if recipe == "int4-w4a16" else captured(LILICORR, features)
+    run_here("quantize", LILICORR, "--recipe", recipe, "--calibration", calibration, "-o", draft)
+    run_here("build", draft, "--target", TARGET, "-o", engine)
+    prompt, num_tokens = "def isleap(year):\n", 24
+    with LLM(engine, TARGET, draft_length=0) as plain:
+        (expected,) = plain.generate([prompt], SamplingParams(max_tokens=num_tokens))
+    with started(engine, TARGET, tmp_path / "log", "--draft-length", 7) as process:
+        body = {"model": engine.name, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
+        answer = httpx2.post(f"{process.await_url()}/v1/completions", json=body, timeout=PATIENCE).json()
+    assert answer["choices"][0]["text"] == expected.text
+    run_here("triton-repo", engine, "--target", TARGET, "--runtime", "embedded", "-o", tmp_path / "models")
+    server = Server(environment(), tmp_path / "models", tmp_path / "triton.log")
+    try:
+        server.await_ready()
+        figures = {"sampling_param_return_perf_metrics": True}
+        answer = server.generate({"text_input": prompt, "sampling_param_max_tokens": num_tokens, **figures})
+    finally:
+        server.stop()
+    assert answer["text_output"] == expected.text
+    assert answer["total_accepted_draft_tokens"] > 0

@@ -125,12 +125,12 @@ def _build(
                 )  # fmt: skip
                 build_apart(job, directory, file)
                 continue
-            content = build_plan(
-                builder.trt, directory, graph, plan.profiles, options,
-                compute_capabilities=builder.compute_capabilities,
-                plugin=builder.plugin if plan.plugin_sha256 else None, timing_cache=timing_cache,
-            )  # fmt: skip
-            file.write_bytes(content)
+            with file.open("wb") as output:
+                build_plan(
+                    builder.trt, directory, graph, plan.profiles, options,
+                    compute_capabilities=builder.compute_capabilities,
+                    plugin=builder.plugin if plan.plugin_sha256 else None, timing_cache=timing_cache, output=output,
+                )  # fmt: skip
         hashes = manifest.sha256 | {plan.file: sha256(temporary / plan.file) for plan in due.values()}
         manifest = msgspec.structs.replace(manifest, plans=manifest.plans | due, sha256=dict(sorted(hashes.items())))
         (temporary / MANIFEST).write_bytes(manifest.encode())

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dflash_trt.engine.plans.machine import sm_name
 from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
@@ -35,11 +35,12 @@ def build_plan(
     compute_capabilities: Sequence[str],
     plugin: Path | None,
     timing_cache: TimingCache | None,
-) -> memoryview:
-    """The serialised, strongly typed plan of one graph; a version-compatible plan embeds `plugin`.
+    output: BinaryIO,
+) -> None:
+    """Writes the serialised, strongly typed plan of one graph to `output`; a version-compatible plan embeds `plugin`.
 
     TensorRT builds for this machine's GPU, TensorRT-RTX for `compute_capabilities`. Raises BuildError if the build
-    fails.
+    fails, OSError where `output` cannot be written.
     """
     from dflash_trt.engine.plans.int4_weights import UnpairedRows
 
@@ -69,15 +70,36 @@ def build_plan(
         timing_cache.attach(trt, config)
     with progress_monitor(trt, f"building {graph.file}") as monitor:
         config.progress_monitor = monitor
-        plan = builder.build_serialized_network(network, config)
-    if plan is None:
+        writer = _make_writer(trt, output)
+        is_built = builder.build_serialized_network_to_stream(network, config, writer)
+    if writer.error is not None:
+        raise writer.error
+    if not is_built:
         raise BuildError(
             f"{graph.file}: {title} built no plan; its messages are above",
             hint="build another --recipe, give more --workspace-gib, or try another TensorRT version",
         )
     if timing_cache is not None:
         timing_cache.save(config)
-    return memoryview(plan)
+
+
+def _make_writer(trt: Any, output: BinaryIO) -> Any:
+    """An IStreamWriter to `output`: a plan that is serialised in memory takes as much of it as all weights."""
+
+    class Writer(trt.IStreamWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IStreamWriter.__init__(self)  # pybind11 asks for it by name
+            self.error: OSError | KeyboardInterrupt | None = None
+
+        def write(self, data: bytes) -> int:
+            """-1 ends the build: an exception must not raise through TensorRT's C++ frames."""
+            try:
+                return output.write(data)
+            except (OSError, KeyboardInterrupt) as error:
+                self.error = error
+                return -1
+
+    return Writer()
 
 
 def _choose_gpus(trt: Any, config: Any, compute_capabilities: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -71,6 +72,14 @@ def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
     raise BuildError(refusal.message, hint=refusal.hint)
 
 
+def _refuse(descriptor: int, refused: DFlashError) -> NoReturn:
+    """Writes the reason in the place of what was written of the plan, and ends the process."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, msgspec.json.encode(_Refusal(message=refused.message, hint=refused.hint)), 0)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def main() -> None:
     """Writes the plan that standard input describes to standard output; on failure, writes the reason as JSON and exits
     with 1.
@@ -86,16 +95,15 @@ def main() -> None:
         trt = load_tensorrt(job.options.runtime)
         library, *names = job.plugin
         load_plugin(trt, Path(library), *names)
-        plan = build_plan(
+        build_plan(
             trt, Path(), job.graph, profiles(job.name, job.options), job.options,
-            compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None,
+            compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None, output=answer,
         )  # fmt: skip
-    except DFlashError as refused:
-        answer.write(msgspec.json.encode(_Refusal(message=refused.message, hint=refused.hint)))
         answer.close()
-        sys.exit(1)
-    with answer:
-        answer.write(plan)
+    except DFlashError as refused:
+        _refuse(answer.fileno(), refused)
+    except OSError as problem:  # the disk is full
+        _refuse(answer.fileno(), BuildError(f"{job.name}.plan cannot be written: {problem.strerror}"))
     os._exit(0)  # objects of the plugin's library must not outlive it
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -59,12 +60,13 @@ def compiled(
     engine: Path, graph: str, *sms: str, options: PlanOptions = SIZES, profile: int = 0
 ) -> tuple[bytes, list[Layer]]:
     """The plan of one graph for these compute capabilities, and its layers. BuildError where the builder refuses."""
+    plan = io.BytesIO()
     with messages() as said:
-        plan = build_plan(
+        build_plan(
             tensorrt_rtx(), engine, read_manifest(engine).graphs[graph], [profiles(graph, options)[profile]], options,
-            compute_capabilities=sms or ("12.0",), plugin=None, timing_cache=None,
+            compute_capabilities=sms or ("12.0",), plugin=None, timing_cache=None, output=plan,
         )  # fmt: skip
-    return bytes(plan), logged_layers(said)
+    return plan.getvalue(), logged_layers(said)
 
 
 def engine_of(draft: str, recipe: str, directory: Path) -> Path:

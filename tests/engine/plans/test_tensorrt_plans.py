@@ -5,11 +5,13 @@ TensorRT's own builder needs a GPU: in its place the same real builder is called
 allow.
 """
 
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ SMALL = PlanOptions(
 )
 PLANS = ["context.plan", "draft.plan"]
 PROFILE = "context.onnx: expected a profile that TensorRT takes, found one it refuses"
-NO_BUILD = {"Builder.build_serialized_network": memoryview(b"plan")}
+NO_BUILD = {"Builder.build_serialized_network_to_stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +84,11 @@ def test_plans_join_the_directory(engine: Path, tmp_path: Path, monkeypatch: pyt
     """The real builder's, here in this process, which saves a start for each."""
 
     def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
-        plan = build_plan(
-            tensorrt_rtx(), directory, job.graph, profiles(job.name, job.options), job.options,
-            compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None,
-        )  # fmt: skip
-        output.write_bytes(plan)
+        with output.open("wb") as file:
+            build_plan(
+                tensorrt_rtx(), directory, job.graph, profiles(job.name, job.options), job.options,
+                compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None, output=file,
+            )  # fmt: skip
 
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
     monkeypatch.setattr(module, "build_apart", build_apart)
@@ -197,6 +199,36 @@ def test_a_process_of_its_own_says_why(engine: Path, tmp_path: Path, monkeypatch
     assert not (tmp_path / "plan").exists()
 
 
+def test_a_full_disk_ends_the_build(engine: Path) -> None:
+    """An exception in the writer would end the process in TensorRT's C++ frames."""
+    graph = read_manifest(engine).graphs["context"]
+    with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left on device"):
+        build_plan(
+            tensorrt_rtx(), engine, graph, profiles("context", SMALL), SMALL, compute_capabilities=("12.0",),
+            plugin=None, timing_cache=None, output=full,
+        )  # fmt: skip
+
+
+@pytest.mark.full
+def test_a_process_of_its_own_says_that_the_disk_is_full(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
+    manifest = read_manifest(engine)
+    job = PlanJob(
+        name="context", graph=manifest.graphs["context"], options=SMALL, compute_capabilities=("12.0",),
+        plugin=(str(installed_library()), "DFlashKVInjectionAttention", manifest.plugin.version, "dflash_trt"),
+    )  # fmt: skip
+    monkeypatch.setattr(subprocess, "run", partial(subprocess.run, preexec_fn=limit_files))
+    message = refusal(lambda: build_apart(job, engine, tmp_path / "plan"), BuildError)
+    assert "context.plan cannot be written: File too large" in message
+
+
+def limit_files() -> None:
+    """Stops writing where a full disk would."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
 def test_without_the_name_that_the_parser_opens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An editable install from before it was there; the process would end without a word."""
     tensorrt_rtx()
@@ -265,7 +297,8 @@ def test_another_machine_builds_all_again(engine: Path, tensorrt: Checked, monke
 @pytest.mark.parametrize(
     ("method", "answer", "error", "words"),
     [
-        ("Builder.build_serialized_network", None, BuildError, "context.onnx: TensorRT VERSION built no plan"),
+        ("Builder.build_serialized_network_to_stream", False, BuildError,
+         "context.onnx: TensorRT VERSION built no plan"),
         ("IBuilderConfig.add_optimization_profile", -1, BuildError, PROFILE),
         ("IOptimizationProfile.set_shape", RuntimeError("Shape provided is inconsistent."), BuildError, PROFILE),
         ("IPluginRegistry.get_creator", None, EngineError,
