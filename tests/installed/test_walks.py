@@ -216,7 +216,7 @@ def trained_elsewhere(user: Newcomer) -> None:
         commands("docs/checkpoints.md", "## Convert"),
         {"DRAFT": QWEN3_DRAFT, "-o OUT": "-o checkpoint_best", "--target Qwen/Qwen3-8B": f"--target {QWEN3}"},
     )
-    (line,) = re.findall(r"`(dflash-trt\s+convert [^`]*)`", section("docs/start.md"))
+    (line,) = re.findall(r"`(dflash-trt\s+convert\s[^`]*)`", section("docs/start.md"))
     user.follow(f"{write}{' '.join(line.split())}\ndflash-trt inspect draft --target {QWEN3}")
     before, after = (user.clone / QWEN3_DRAFT / "model.safetensors", user.clone / "draft" / "model.safetensors")
     assert after.stat().st_size == pytest.approx(before.stat().st_size, rel=0.01)
