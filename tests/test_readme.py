@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
@@ -77,20 +76,6 @@ def test_deploy_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_quantise_path(tmp_path: Path) -> None:
-    """README's path begins the page; NVFP4 costs about what README says, and a searched recipe keeps its budget."""
-    scripts = FENCE.findall((REPOSITORY / "docs" / "own_draft.md").read_text().replace("\n    ", "\n"))
-    assert scripts[0] == path_of_the_readme("Check or quantise my draft")
-    assert len(scripts) == 4
-    if find_spec("modelopt") is None:  # the package of --calibration
-        del scripts[1]
-    said = run_script("".join(scripts), tmp_path)
-    (loss,) = re.findall(r"tau loss\W+([0-9.]+)%", said)
-    assert 6 < float(loss) < 10
-    assert {"quantised", "recovered"} <= {path.name for path in tmp_path.iterdir()}
-
-
-@pytest.mark.full
 def test_compare_path(tmp_path: Path) -> None:
     """With the AIPerf that is on PATH; the first line would install it."""
     if shutil.which("aiperf") is None:
@@ -129,27 +114,6 @@ def test_deploy(tmp_path: Path) -> None:
     assert "serve.yaml: nothing wrong in what was checked" in example("deploy.sh", cwd=tmp_path)
     written = {path.name for path in (tmp_path / "deployment").rglob("*")}
     assert {"serve.yaml", "kubernetes.yaml", "config.pbtxt"} <= written
-
-
-@pytest.mark.full
-def test_walkthrough_up_to_the_gpu(tmp_path: Path) -> None:
-    """Each command as it stands, with a fixture pair for what is downloaded; doctor may find what a small draft has."""
-    text, step, _ = (REPOSITORY / "docs" / "walkthrough.md").read_text().partition("## 5. Serve, on the GPU machine")
-    assert step
-    draft, target = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
-    script = "".join(FENCE.findall(text))
-    for words, fitting in {
-        "make demo": f"dflash-trt build {draft} --target {target} -o demo",
-        "dflash-trt try demo": "dflash-trt try demo || [[ $? == 1 ]]",
-        "z-lab/gpt-oss-120b-DFlash": str(draft),
-        "openai/gpt-oss-120b": str(target),
-    }.items():
-        assert words in script
-        script = script.replace(words, fitting)
-    said = run_script(script, tmp_path)
-    assert "demo works" in said
-    assert "serve.yaml: nothing wrong in what was checked" in said
-    assert "trtllm-serve openai/gpt-oss-120b" in (tmp_path / "steps.sh").read_text()
 
 
 DOCUMENTS = [
