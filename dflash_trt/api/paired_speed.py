@@ -24,6 +24,11 @@ WIDE = 2.0
 """Beyond this ratio of its ends an interval is no result."""
 SAME = 0.02
 """A speed within 2 % of plain decoding's is called neither faster nor slower."""
+MOST_WAITING = 0.2
+"""Beyond this share of the time in which they could have run, threads that waited for a core make no result.
+
+A busy core slows the two ways of decoding by different factors, so even a narrow interval is that of this hour.
+"""
 NUM_SAMPLES = 1000
 ENDS = (0.5, 99.5)
 TOO_BUSY = "this machine is too busy to tell"
@@ -36,9 +41,13 @@ class Timing(msgspec.Struct, frozen=True):
     cpu_seconds: float | None = None
     """Processor time of the server in these seconds; None where it is not on this machine's CPU."""
 
+    waiting_seconds: float = 0.0
+    """Time for which threads of the server were ready to run and had no core."""
+
     def __add__(self, other: Timing) -> Timing:
         cpu = None if None in (self.cpu_seconds, other.cpu_seconds) else self.cpu_seconds + other.cpu_seconds  # type: ignore[operator]
-        return Timing(self.tokens + other.tokens, self.seconds + other.seconds, cpu)
+        waiting = self.waiting_seconds + other.waiting_seconds
+        return Timing(self.tokens + other.tokens, self.seconds + other.seconds, cpu, waiting)
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -61,6 +70,8 @@ class PairedSpeed(msgspec.Struct, frozen=True, kw_only=True):
     slowest: float
     fastest: float
     """Ratios of single pairs."""
+    waiting: float = 0.0
+    """Share of the time in which the servers' threads could have run, for which they had no core."""
     other: str = "plain decoding"
     """Title of what DFlash is compared with."""
 
@@ -77,6 +88,8 @@ class PairedSpeed(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.num_pairs} pairs are too few to compare speeds, {MIN_PAIRS} are needed"
         if self.acceptance_length is not None and self.ratio > self.acceptance_length:
             return f"{TOO_BUSY}: {seen}, above the acceptance length of {self.acceptance_length:.2f}, which cannot be"
+        if self.waiting > MOST_WAITING:
+            return f"{TOO_BUSY}: {seen}, but threads waited for a core in {self.waiting:.0%} of the time they could run"
         could_be_same = self.low <= 1 + SAME and self.high >= 1 - SAME
         if self.high > self.low * WIDE or (could_be_same and not self.is_narrow):
             return f"{TOO_BUSY}: {seen}, and they disagree (95 % interval {self.low:.2f}x to {self.high:.2f}x)"
@@ -120,8 +133,15 @@ def paired_speed(
         high = min(high, acceptance_length)
     return PairedSpeed(
         num_pairs=len(pairs), ratio=ratio, low=float(low), high=float(high), acceptance_length=acceptance_length,
-        slowest=float(single.min()), fastest=float(single.max()), other=other,
+        slowest=float(single.min()), fastest=float(single.max()), waiting=_waiting(pairs), other=other,
     )  # fmt: skip
+
+
+def _waiting(pairs: Sequence[Pair]) -> float:
+    timings = [timing for pair in pairs for timing in (pair.plain, pair.dflash)]
+    waited = sum(timing.waiting_seconds for timing in timings)
+    used = sum(timing.cpu_seconds or 0.0 for timing in timings)
+    return waited / (waited + used) if waited else 0.0
 
 
 def _rate(timings: np.ndarray) -> np.ndarray:

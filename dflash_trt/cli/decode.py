@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing
@@ -22,6 +23,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.observe.servers.processor_time import processor_time
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -106,12 +108,12 @@ class Job:
 
         def timed(method: Method) -> Timing:
             with closing(open_backend(method)) as backend:
-                began, cpu_began = time.perf_counter(), time.process_time()
+                began, before = time.perf_counter(), processor_time(os.getpid())
                 answers = run(backend, self.prompts, self.params)
-                seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+                seconds, spent = time.perf_counter() - began, processor_time(os.getpid()) - before
             if method == "dflash":
                 drafted.extend(answers)
-            return Timing(sum(len(answer.token_ids) for answer in answers), seconds, cpu_seconds)
+            return Timing(sum(len(answer.token_ids) for answer in answers), seconds, *spent)
 
         return take_turns(
             lambda _: timed("none"), lambda _: timed("dflash"), 1, SECONDS, lambda: _acceptance_length(drafted)

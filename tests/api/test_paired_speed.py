@@ -117,6 +117,18 @@ def test_pairs_that_disagree_are_no_result() -> None:
     assert "they disagree" in nearly_same.withheld
 
 
+def test_threads_that_wait_for_a_core_make_no_result() -> None:
+    """All pairs agree, but on a machine with other work."""
+
+    def waiting(share: float) -> PairedSpeed:
+        timing = Timing(TOKENS, 1.0, 1.0 - share, share)
+        return paired_speed([Pair(timing, timing)] * 16, None)
+
+    assert waiting(0.1).outcome == "as fast"
+    assert waiting(0.5).outcome == "not known"
+    assert waiting(0.5).withheld.endswith("but threads waited for a core in 50% of the time they could run")
+
+
 def test_few_pairs_are_no_result() -> None:
     assert paired_speed(pairs(*[2.0] * (MIN_PAIRS - 1)), None).withheld.startswith(
         "15 pairs are too few to compare speeds"
@@ -140,5 +152,5 @@ def test_turns_are_in_random_order() -> None:
 
 
 def test_processor_time_adds_up() -> None:
-    assert Timing(1, 1.0, 0.5) + Timing(2, 2.0, 0.5) == Timing(3, 3.0, 1.0)
+    assert Timing(1, 1.0, 0.5, 0.1) + Timing(2, 2.0, 0.5, 0.2) == Timing(3, 3.0, 1.0, pytest.approx(0.3))
     assert (Timing(1, 1.0, None) + Timing(2, 2.0, 0.5)).cpu_seconds is None

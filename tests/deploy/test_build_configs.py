@@ -78,13 +78,6 @@ def test_drafts_of_all_targets_and_of_one() -> None:
     }  # fmt: skip
     assert document["kinds"]["gains"]["LiLiCorr"]["speedup"] > document["kinds"]["gains"]["DFlash"]["speedup"]
     assert kinds["deepseek-ai/dflash_qwen3_8b_block7"] == "anchor-first DFlash"
-    shown = run("drafts", "Qwen/Qwen3-8B")
-    assert "2.10/1.13/0.71" in shown.stdout
-    assert "without thinking" in shown.stdout
-    assert "LiLiCorr: 5.22 x, acceptance length 7.56" in shown.stderr
-    assert "Domino: 4.87 x, acceptance length 7.22" in shown.stderr
-    assert "to compare with, at eagle3 in deployment files: AngelSlim/Qwen3-8B_eagle3\n" in shown.stderr
-    assert "next: dflash-trt inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B" in shown.stderr
 
 
 @pytest.mark.parametrize(
@@ -316,15 +309,6 @@ def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
         trusted = resolved("kimi-k2.6.b300x8.latency")
         wary = msgspec.structs.replace(trusted, file=msgspec.structs.replace(trusted.file, trust_remote_code=False))
         assert [f.severity for f in check(config_of(wary, runtime)) if f.rule == "remote-code"] == [ERROR]
-
-
-def test_tensorrt_llm_gets_a_dense_copy_of_the_gpt_oss_draft() -> None:
-    """TensorRT-LLM refuses layers of model_type gpt_oss; the other runtimes load the draft itself."""
-    name = "gpt-oss-120b.b300x8.latency"
-    assert rendered(name, "trtllm").arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b-DFlash-bf16"
-    (finding,) = [finding for finding in findings(name, "trtllm") if finding.rule == "backbone"]
-    assert finding.fix == "dflash-trt quantize z-lab/gpt-oss-120b-DFlash --recipe bf16 -o gpt-oss-120b-DFlash-bf16"
-    assert rendered(name, "vllm").arguments["speculative_config"]["model"] == "z-lab/gpt-oss-120b-DFlash"
 
 
 @pytest.mark.parametrize("name", NAMES)

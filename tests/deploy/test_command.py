@@ -25,12 +25,10 @@ LATENCY = BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"
 NVFP4 = BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml"
 
 
-def test_stdout_is_the_file_and_stderr_the_command() -> None:
+def test_stdout_is_the_file() -> None:
     result = run("serve-config", LATENCY, "--runtime", "trtllm")
     assert result.returncode == 0
     assert result.stdout == rendered(LATENCY.stem, "trtllm").text
-    assert "trtllm-serve openai/gpt-oss-120b --host 127.0.0.1 --port 8000 --config FILE" in result.stderr
-    assert "gpt-oss-120b-DFlash-bf16 is not here yet; dflash-trt quantize z-lab/gpt-oss-120b-DFlash" in result.stderr
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -215,14 +213,7 @@ def test_wrong_usage(arguments: list[object]) -> None:
         run_here(*arguments)
 
 
-def test_the_list_of_shipped_deployments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    run_here("serve-config", "--list")
-    lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if f" {NVFP4.stem} " in line]
-    assert [cell.strip() for cell in line.strip("│").split("│")] == [
-        NVFP4.stem, "openai/gpt-oss-120b", "b300x8", "latency", "engine", "nvfp4",
-    ]  # fmt: skip
+def test_the_list_of_shipped_deployments(capsys: pytest.CaptureFixture[str]) -> None:
     run_here("serve-config", "--list", "--json")
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "dflash-trt/deployments/1"

@@ -13,7 +13,6 @@ from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.schema_check import check_schema
-from tests.cli.commands import run
 from tests.deploy.deployments import NAMES, RUNTIMES, arguments, config_of, findings, resolved
 from tests.deploy.rules.commands import found
 
@@ -94,9 +93,3 @@ def test_tensorrt_llm_refuses_it_without_a_draft_length(K: int | None) -> None:
     assert ("missing-key", ERROR) in {
         (each.rule, each.severity) for each in check(config_of(deployment, "trtllm", written))
     }
-
-
-def test_the_command_line() -> None:
-    text = run("serve-config", "qwen3-8b.h200x1.latency", "--runtime", "sglang", "--method", "ngram").stdout
-    assert "--speculative-algorithm NGRAM" in text
-    assert "--speculative-draft-model-path" not in text

@@ -28,7 +28,6 @@ ELSEWHERE = {
     "env_file": "variables of", "envFrom": "variables of", "extends": "what comes from", "include": "what comes from",
 }  # fmt: skip
 """Keys of a container that bring in other files or objects."""
-HELM_HINT = "check what it deploys: helm template ... > manifests.yaml"
 
 
 class Found(msgspec.Struct, frozen=True):

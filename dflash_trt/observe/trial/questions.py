@@ -12,7 +12,7 @@ from dflash_trt.observe.diagnosis.prober import OutOfTimeError, Prober, chats
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.servers.local_server import RunningServer
-from dflash_trt.observe.servers.processor_time import processor_seconds
+from dflash_trt.observe.servers.processor_time import processor_time
 
 MAX_TOKENS = 128
 NUM_QUESTIONS = 8
@@ -33,10 +33,10 @@ class AskedServer:
 
     def ask(self, index: int) -> Timing:
         """Asks question `index`; raises EndpointError without an answer."""
-        began = processor_seconds(self._process)
+        began = processor_time(self._process)
         answer = self._answer(index)
         self.answers.append(answer)
-        return Timing(answer.output_tokens, answer.seconds, processor_seconds(self._process) - began)
+        return Timing(answer.output_tokens, answer.seconds, *(processor_time(self._process) - began))
 
     @property
     def group(self) -> ProbeGroup:

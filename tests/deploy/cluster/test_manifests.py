@@ -192,16 +192,12 @@ def written(capsys: pytest.CaptureFixture[str], name: str, runtime: str, *option
     return capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("two_nodes")
-@pytest.mark.parametrize("asked", KINDS, ids=" ".join)
-def test_manifests(asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def check_manifests(documents: dict[str, dict[str, Any]], ranks: int) -> None:
     """By the rules here and Kubernetes' own schemas; of the resources that operators define, the pods in them."""
-    documents = read(written(capsys, *asked))
-    ranks = 16 if asked[0] == "two-nodes" else resolved(asked[0]).tensor_parallel
     assert list(problems(documents, ranks)) == []
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     for document in documents.values():
-        if document["apiVersion"] in ("v1", "apps/v1"):
+        if document["apiVersion"] in ("v1", "apps/v1", "policy/v1"):
             kubernetes_validate.validate(document, "1.34", strict=True)
     for _, spec in pods(documents):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
@@ -209,27 +205,10 @@ def test_manifests(asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("two_nodes")
-@pytest.mark.parametrize(
-    ("name", "runtime", "engine", "spawns"),
-    [
-        (NATIVE, "trtllm", "trtllm-serve", True),
-        (NATIVE, "vllm", "vllm", False),
-        (NATIVE, "sglang", "sglang", False),
-        ("two-nodes", "trtllm", "trtllm-serve", False),
-    ],
-)
-def test_a_router_knows_the_server_and_mpi_spawns(
-    name: str, runtime: str, engine: str, *, spawns: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """llm-d's router reads the engine from a label; Open MPI 5 spawns no workers under a pod's long name, while
-    mpirun's nodes must keep names that differ.
-    """
-    documents = read(written(capsys, name, runtime, *KUBERNETES))
-    server = documents.get("Deployment", documents.get("LeaderWorkerSet"))
-    template = server["spec"].get("template") or server["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
-    assert template["metadata"]["labels"]["llm-d.ai/engine-type"] == engine
-    for _, spec in pods(documents):
-        assert ("PMIX_HOSTNAME" in {each["name"] for each in spec["containers"][0]["env"]}) == spawns
+@pytest.mark.parametrize("asked", KINDS, ids=" ".join)
+def test_manifests(asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = 16 if asked[0] == "two-nodes" else resolved(asked[0]).tensor_parallel
+    check_manifests(read(written(capsys, *asked)), ranks)
 
 
 @pytest.mark.full
