@@ -142,7 +142,7 @@ def test_the_key_is_sent(prompts: Path, tmp_path: Path) -> None:
 def test_a_server_is_asked_before_a_data_set_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     arguments = ["bench", "run", "--endpoint", "a=http://127.0.0.1:9", "--prompts", "gsm8k", "-o", tmp_path / "run"]
-    with pytest.raises(EndpointError, match="expected a server"):
+    with pytest.raises(EndpointError, match="cannot connect to http://"):
         run_here(*arguments, "--dry-run")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MissingDependencyError, match="no aiperf"):

@@ -168,7 +168,7 @@ def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
     ],
 )
 def test_bounds(tmp_path: Path, text: str, message: str) -> None:
-    """What else the reader says is in tests/files/test_strict_yaml.py."""
+    """The other messages of the reader are tested in tests/files/test_strict_yaml.py."""
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     assert message in caught.value.message

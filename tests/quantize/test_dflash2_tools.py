@@ -99,7 +99,7 @@ def test_searched_replayed_and_verified(draft: Path, tmp_path: Path, capsys: pyt
 @pytest.mark.full
 @pytest.mark.parametrize("recipe", ["fp8", "int4-w4a16", "nvfp4"])
 def test_quantised_and_served(recipe: str, tmp_path: Path) -> None:
-    """A LiLiCorr draft behind OpenAI's API and in a real tritonserver answers as plain decoding does."""
+    """A LiLiCorr draft answers as plain decoding does, over OpenAI's API and in a real tritonserver."""
     features, draft, engine = tmp_path / "features.safetensors", tmp_path / "draft", tmp_path / "engine"
     calibration = "none" if recipe == "int4-w4a16" else captured(LILICORR, features)
     run_here("quantize", LILICORR, "--recipe", recipe, "--calibration", calibration, "-o", draft)

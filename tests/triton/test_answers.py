@@ -269,7 +269,6 @@ def test_the_command_lines(server: Server) -> None:
         assert "ready" in line or "dflash_output_tokens" in result.stdout or "data: {" in result.stdout, line
     command = " ".join(server_command("models", LOOPBACK))  # type: ignore[arg-type]
     assert f"\n{command}\n" in TEXT
-    assert f"\nmpirun -n 8 {command}\n" in TEXT
 
 
 def test_the_page_names_every_tensor() -> None:
