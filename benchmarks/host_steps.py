@@ -265,6 +265,8 @@ def serve() -> None:
             raise SystemExit(f"{package} is not what is imported")
     import torch
 
+    from dflash_trt.errors import DFlashError
+
     torch.set_num_threads(1)
     steps = None
     for line in sys.stdin:
@@ -275,8 +277,8 @@ def serve() -> None:
         steps = None
         try:
             steps = Steps(Case(*map(int, words)))  # type: ignore[arg-type]
-        except ModuleNotFoundError as error:
-            print(f"no {error.name}", flush=True)
+        except (ModuleNotFoundError, DFlashError) as error:
+            print(str(error).partition("\n")[0], flush=True)
         else:
             print("ready", flush=True)
 

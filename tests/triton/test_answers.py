@@ -269,6 +269,7 @@ def test_the_command_lines(server: Server) -> None:
         assert "ready" in line or "dflash_output_tokens" in result.stdout or "data: {" in result.stdout, line
     command = " ".join(server_command("models", LOOPBACK))  # type: ignore[arg-type]
     assert f"\n{command}\n" in TEXT
+    assert "with `mpirun -n 8` before the command" in TEXT
 
 
 def test_the_page_names_every_tensor() -> None:
