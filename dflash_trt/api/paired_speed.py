@@ -24,7 +24,7 @@ WIDE = 2.0
 """Beyond this ratio of its ends an interval is no result."""
 SAME = 0.02
 """A speed within 2 % of plain decoding's is called neither faster nor slower."""
-MOST_WAITING = 0.2
+MOST_WAITING = 1 / 3
 """Beyond this share of the time in which they could have run, threads that waited for a core make no result.
 
 A busy core slows the two ways of decoding by different factors, so even a narrow interval is that of this hour.
