@@ -35,9 +35,8 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if not has_left:
+        if not has_left or task.uncancel():  # cancelled by another, too
             raise
-        task.uncancel()
         raise ClientDisconnected from None
     finally:
         watcher.cancel()

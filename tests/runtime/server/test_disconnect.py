@@ -77,3 +77,19 @@ async def test_a_shutdown_cancels_work_and_handler() -> None:
     await asyncio.gather(handler, return_exceptions=True)
     assert handler.cancelled()
     assert work.is_cancelled
+
+
+@bounded
+async def test_a_shutdown_is_none_the_less_one_when_the_client_leaves_too() -> None:
+    work, left = Work(), asyncio.Event()
+
+    async def receive() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    handler = asyncio.create_task(cancel_on_disconnect(receive, work.run()))
+    await work.has_begun.wait()
+    left.set()
+    handler.cancel()
+    await asyncio.gather(handler, return_exceptions=True)
+    assert handler.cancelled()
