@@ -64,20 +64,28 @@ REAL_PROMPT = 8
 TEMPERATURE, TOP_P = 0.8, 0.9
 
 
-def greedy_by_torch(logits: torch.Tensor, draws: object = ()) -> Any:
-    best, tokens = logits.max(dim=-1)
-    return tokens.numpy(), best.isfinite().numpy()
-
-
-def sample_by_torch(rows: Any, proposals: list[int], sampler: Any, begin: int, *_: object) -> list[int]:
-    """Does what `_C.verify_block` does, for all rows of a block at once, with other random numbers."""
-    logits, order = (torch.from_numpy(rows) / TEMPERATURE).sort(dim=-1, descending=True)
-    shares = logits.softmax(dim=-1)
+def sample_by_torch(logits: torch.Tensor) -> torch.Tensor:
+    """Draws a token [n] from each row of logits [n, V], with other random numbers than `_C.accept_rows`."""
+    scores, order = (logits / TEMPERATURE).sort(dim=-1, descending=True)
+    shares = scores.softmax(dim=-1)
     shares[shares.cumsum(dim=-1) - shares >= TOP_P] = 0
-    drawn = torch.multinomial(shares, 1, generator=torch.Generator().manual_seed(begin))
-    tokens = order.gather(1, drawn).flatten().tolist()
-    accepted = next((i for i, (a, b) in enumerate(zip(proposals, tokens, strict=False)) if a != b), len(proposals))
-    return tokens[: accepted + 1]
+    return order.gather(1, torch.multinomial(shares, 1)).flatten()
+
+
+def accept_by_torch(choose: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., list[list[int]]]:
+    """`_C.accept_rows` with tokens that `choose` takes from all rows at once."""
+
+    def accept_rows(
+        logits: Any, num_rows: list[int], num_skipped: list[int], answers: object, proposals: list[Any]
+    ) -> list[list[int]]:
+        chosen, accepted, begin = choose(torch.from_numpy(logits)).tolist(), [], 0
+        for rows, skipped, drafts in zip(num_rows, num_skipped, proposals, strict=True):
+            own, begin = chosen[begin + skipped : begin + rows], begin + rows
+            pairs = enumerate(zip(drafts.token_ids, own, strict=False))
+            accepted.append(own[: next((i for i, (a, b) in pairs if a != b), len(drafts.token_ids)) + 1])
+        return accepted
+
+    return accept_rows
 
 
 def nothing(*_: object) -> bool:
@@ -90,10 +98,7 @@ def without(owner: object, name: str, replacement: object = nothing) -> Callable
 
 @contextmanager
 def greedy_in_torch() -> Iterator[None]:
-    with (
-        patch.object(accept, "choose", greedy_by_torch),
-        patch.object(drafter, "argmax", argmax_by_torch),
-    ):
+    with accepting(argmax_by_torch), patch.object(drafter, "argmax", argmax_by_torch):
         yield
 
 
@@ -102,9 +107,9 @@ def argmax_by_torch(logits: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def sampling_in_torch() -> Iterator[None]:
+def accepting(choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     class Compiled:
-        verify_block = staticmethod(sample_by_torch)
+        accept_rows = staticmethod(accept_by_torch(choose))
 
         def __getattr__(self, name: str) -> Any:
             from dflash_trt import _C
@@ -126,8 +131,8 @@ PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         without(graph_session, "pack_linear_layers", lambda *_: None),
         ("DFlash",),
     ),
-    "greedy choice by NumPy": (greedy_in_torch, PLAIN_AND_DFLASH),
-    "sampling": (sampling_in_torch, ("sampled",)),
+    "greedy choice": (greedy_in_torch, PLAIN_AND_DFLASH),
+    "sampling": (lambda: accepting(sample_by_torch), ("sampled",)),
 }
 """How each is switched off, and the ways to decode in which it takes part."""
 
