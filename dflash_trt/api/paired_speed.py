@@ -27,7 +27,7 @@ SAME = 0.02
 MOST_WAITING = 1 / 3
 """Beyond this share of the time in which they could have run, threads that waited for a core make no result.
 
-A busy core slows the two ways of decoding by different factors, so even a narrow interval is that of this hour.
+Much other work slows the two ways of decoding by different factors, so even a narrow interval is that of this hour.
 """
 NUM_SAMPLES = 1000
 ENDS = (0.5, 99.5)
