@@ -22,7 +22,6 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.engine.executor import CorrelatorInputs
 from dflash_trt.engine.lilicorr_scorer import log_probs
 from dflash_trt.runtime.measure.recovery.correlator import Correlator
-from dflash_trt.runtime.measure.recovery.slot_losses import slot_losses
 from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft
 
 WEIGHT = 0.5
@@ -83,3 +82,19 @@ class CandidateLoss:
         places = (ranked == labels[..., None]).int().argmax(-1)
         before = F.pad(places[:, :-1], (1, 0))[..., None, None]
         return scores.take_along_dim(before, dim=2).squeeze(2).gather(-1, order.argsort(-1))
+
+
+def slot_losses(
+    logits: torch.Tensor, labels: torch.Tensor, expected: torch.Tensor | None, share: float
+) -> torch.Tensor:
+    """share * KL(expected || logits) + (1 - share) * cross entropy, [N], of logits [N, C] and labels [N].
+
+    `expected` [N, C] are the teacher's logits; without them it is the cross entropy alone.
+    """
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    if expected is None:
+        return losses
+    divergences = F.kl_div(
+        F.log_softmax(logits, dim=-1), F.log_softmax(expected, dim=-1), reduction="none", log_target=True
+    )
+    return (1 - share) * losses + share * divergences.sum(-1)
