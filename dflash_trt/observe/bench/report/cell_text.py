@@ -4,15 +4,9 @@
 from __future__ import annotations
 
 from dflash_trt.observe.bench.report.intervals import Speedup
-from dflash_trt.observe.plots.method_styles import TITLES
 
 NONE = "-"
 TAU = "tau of drafting passes"
-
-
-def title_of(method: str) -> str:
-    """Name of a method in tables."""
-    return TITLES.get(method, method)
 
 
 def factor_text(factor: Speedup | None) -> str:
