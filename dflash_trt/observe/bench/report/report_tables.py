@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from dflash_trt.observe.bench.point_record import BenchPoint, Latency
 from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
-from dflash_trt.observe.bench.report.cell_text import NONE, TAU, factor_text, rate_text, tau_text
 from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, TaskReport
+from dflash_trt.observe.bench.report.run_tables import NONE, TAU, factor_text, rate_text, tau_text
 from dflash_trt.observe.bench.report.speed_curve import AtSpeed, SpeedCurve
 from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.pages.page_templates import Table
