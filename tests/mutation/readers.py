@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from dflash_trt.api.chat_template import prompt_token_ids
 from dflash_trt.api.prompts import read_prompts
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.checkpoint.convert_dialect import LAYOUTS
+from dflash_trt.checkpoint.dialects.layouts import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.source import checkpoint_directory
