@@ -149,8 +149,8 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     _check_servers(settings)
     from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
     from dflash_trt.observe.bench.experiment import design
-    from dflash_trt.observe.bench.load.aiperf_install import find_aiperf
-    from dflash_trt.observe.bench.prompts.hub_sets import HUB_SETS
+    from dflash_trt.observe.bench.load.aiperf_run import find_aiperf
+    from dflash_trt.observe.bench.prompts.data_sets import HUB_SETS
     from dflash_trt.observe.bench.run_directory import sole_measurer
     from dflash_trt.observe.bench.sweep import Sweep
 
@@ -229,10 +229,9 @@ def report(
     from dflash_trt.observe.bench.report.bench_report import document
     from dflash_trt.observe.bench.report.bench_report import report as report_on
     from dflash_trt.observe.bench.report.beside import beside_table
-    from dflash_trt.observe.bench.report.curve_tables import goodput_table, speed_table, sweep_table
     from dflash_trt.observe.bench.report.published_rows import published_sets
+    from dflash_trt.observe.bench.report.report_tables import goodput_table, speed_table, sweep_table, task_table
     from dflash_trt.observe.bench.report.run_verdict import verdict
-    from dflash_trt.observe.bench.report.task_table import task_table
     from dflash_trt.observe.bench.report.workloads import load_runs
     from dflash_trt.observe.bench.report.write_report import HTML, REPORT, write_report
 

@@ -23,7 +23,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli import cli
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.files.json_file import json_object
-from dflash_trt.observe.bench.load.aiperf_records import read_records
+from dflash_trt.observe.bench.load.aiperf_export import read_records
 from dflash_trt.observe.bench.prompts.prompt_list import read_prompt_list
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.diagnosis.diagnosis import read_baseline

@@ -11,14 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.device import launcher
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.registration import build_draft_model
 from dflash_trt.trtllm.scoring_module import DFlash2EngineDrafter
@@ -28,7 +26,7 @@ from tests.contract.drafter_contract import contract_data
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
-from tests.decoding import greedy
+from tests.decoding import greedy, open_trained
 from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
@@ -48,7 +46,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         dflash_config__output_multiplier=0.5, dflash_config__final_logit_softcapping=5.0,
     )  # fmt: skip
     build(draft, directory / "engine", FIXTURES / "tiny-qwen3")
-    return open_session(directory / "engine", str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=BATCH))
+    return open_trained("tiny-qwen3", directory / "engine", max_batch_size=BATCH)
 
 
 def make_worker(session: Session, num_drafts: int) -> Worker:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.device import launcher
 from dflash_trt.engine.executor import DraftInputs, Executor
@@ -25,7 +24,6 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.registration import DISTRIBUTED, build_draft_model
@@ -34,7 +32,7 @@ from tests.contract.drafter_contract import contract_data
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
-from tests.decoding import greedy
+from tests.decoding import greedy, open_trained
 from tests.engines import build
 from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS, prompts
@@ -52,7 +50,7 @@ ONE_PAIR = pytest.mark.parametrize("session", PAIRS[:1], indirect=True)
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
     engine = tmp_path_factory.mktemp(request.param) / "engine"
     build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
-    return open_session(engine, str(FIXTURES / request.param), RuntimeOptions(max_batch_size=BATCH))
+    return open_trained(request.param, engine, max_batch_size=BATCH)
 
 
 def make_worker(

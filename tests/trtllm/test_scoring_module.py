@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.device import launcher
 from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.plans.add_plans import add_plans
@@ -18,7 +17,6 @@ from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.registration import build_draft_model
 from dflash_trt.trtllm.scoring_module import LilicorrEngineDrafter
@@ -27,7 +25,7 @@ from tests.contract.drafter_contract import contract_data
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
-from tests.decoding import greedy
+from tests.decoding import greedy, open_trained
 from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
@@ -47,7 +45,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     draft = write_random_draft(directory / "draft", dialect="qwen3", lilicorr="convolved", sizes=SIZES)
     edit_config(draft, dflash_config__target_layer_ids=[0, 1, 2])
     build(draft, directory / "engine", TARGET)
-    return open_session(directory / "engine", str(TARGET), RuntimeOptions(max_batch_size=BATCH))
+    return open_trained(TARGET.name, directory / "engine", max_batch_size=BATCH)
 
 
 def traces(session: Session, num_drafts: int, executor: Executor | None = None) -> list[Trace]:

@@ -109,9 +109,16 @@ def test_a_slow_reader_stalls_no_other_client(live: Live) -> None:
         assert live.complete(prompt="def f(", max_tokens=8)["usage"]["completion_tokens"] <= 8
 
 
-def test_the_queue_is_limited(llm: LLM) -> None:
+def test_the_queue_is_limited(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_step, step = threading.Event(), Decoder.step
+
+    def held_step(decoder: Decoder) -> None:
+        assert may_step.wait(PATIENCE)
+        step(decoder)
+
+    monkeypatch.setattr(Decoder, "step", held_step)
     with serving(llm, max_waiting=1) as live:
-        body = LONG | {"max_tokens": 300, "stream": False}
+        body = LONG | {"max_tokens": 30, "stream": False}
         held = [threading.Thread(target=live.post, kwargs=body) for _ in range(5)]
         for thread in held:
             thread.start()
@@ -119,6 +126,7 @@ def test_the_queue_is_limited(llm: LLM) -> None:
         response = live.post(prompt="x", max_tokens=1)
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert response.json()["error"]["type"] == "rate_limit_error"
+        may_step.set()
         for thread in held:
             thread.join(PATIENCE)
         assert live.post(prompt="x", max_tokens=1).status_code == 200
