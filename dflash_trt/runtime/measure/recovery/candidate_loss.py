@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional as F
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.engine.candidate_scorer import log_probs
 from dflash_trt.engine.executor import CorrelatorInputs
-from dflash_trt.engine.lilicorr_scorer import log_probs
 from dflash_trt.runtime.measure.recovery.correlator import Correlator
 from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft
 
