@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shutil import copytree
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -116,7 +116,7 @@ def test_what_is_registered_builds_it(pair: Pair, tmp_path: Path, monkeypatch: p
     add_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=CONTEXT, max_num_tokens=24))
     config = draft_config(pair.session.manifest.draft)
     config.pretrained_config.vocab_size = SIZES.vocab_size
-    drafter = build_draft_model(model_config(engine), config, None, None)
+    drafter: Any = build_draft_model(model_config(engine), config, None, None)
     assert type(drafter) is DRAFTERS[pair.kind]
     drafter._build_fused_kv_buffers()
     for use in contract_data().uses[pair.kind]:
