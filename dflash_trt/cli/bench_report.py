@@ -54,10 +54,9 @@ def report(
     from dflash_trt.observe.bench.report.bench_report import document
     from dflash_trt.observe.bench.report.bench_report import report as report_on
     from dflash_trt.observe.bench.report.beside import beside_table
-    from dflash_trt.observe.bench.report.curve_tables import goodput_table, speed_table, sweep_table
     from dflash_trt.observe.bench.report.published_rows import published_sets
+    from dflash_trt.observe.bench.report.report_tables import goodput_table, speed_table, sweep_table, task_table
     from dflash_trt.observe.bench.report.run_verdict import verdict
-    from dflash_trt.observe.bench.report.task_table import task_table
     from dflash_trt.observe.bench.report.workloads import load_runs
     from dflash_trt.observe.bench.report.write_report import HTML, REPORT, write_report
 

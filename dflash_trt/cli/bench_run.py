@@ -85,8 +85,8 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     _check_servers(settings)
     from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
     from dflash_trt.observe.bench.experiment import design
-    from dflash_trt.observe.bench.load.aiperf_install import find_aiperf
-    from dflash_trt.observe.bench.prompts.hub_sets import HUB_SETS
+    from dflash_trt.observe.bench.load.aiperf_run import find_aiperf
+    from dflash_trt.observe.bench.prompts.data_sets import HUB_SETS
     from dflash_trt.observe.bench.run_directory import sole_measurer
     from dflash_trt.observe.bench.sweep import Sweep
 

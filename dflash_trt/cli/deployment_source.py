@@ -10,8 +10,7 @@ import click
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.catalog import known_deployments, known_pair
-from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.resolve import draft_deployment, resolve

@@ -48,8 +48,7 @@ def examine_endpoint(
 ) -> None:  # fmt: skip
     """Prints the diagnosis; raises EndpointError where something is wrong, or could not be measured."""
     from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose, read_baseline
-    from dflash_trt.observe.endpoints.api_key import read_api_key
-    from dflash_trt.observe.endpoints.client import Client
+    from dflash_trt.observe.endpoints.client import Client, read_api_key
 
     healthy = None if baseline is None else read_baseline(baseline)
     seconds = seconds or SECONDS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dflash_trt.observe.diagnosis.causes import EndpointFinding
+    from dflash_trt.observe.diagnosis.checks import EndpointFinding
 
 
 def print_findings(

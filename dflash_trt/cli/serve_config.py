@@ -18,8 +18,7 @@ from dflash_trt.cli.serve_config_from import ConversionRequest, convert_command
 from dflash_trt.cli.serve_config_write import WriteRequest, write_configuration
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT
-from dflash_trt.deploy.deployment_file import METHODS, load_deployment
-from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
+from dflash_trt.deploy.deployment_file import METHODS, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.schema import PACKAGES, load_schema
 from dflash_trt.errors import ConfigError
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from dflash_trt.cli.deployment_source import print_and_refuse, read_deployment
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.cluster import pod_options, slurm
 from dflash_trt.deploy.cluster.cluster_server import cluster_server, node_script
-from dflash_trt.deploy.cluster.cluster_settings import split_settings
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
@@ -138,3 +138,22 @@ def _print_or_write(text: str, output: Path | None, steps: Callable[..., str]) -
     with new_file(output, CONFIGURATION, force=True) as file:
         file.write_text(text, encoding="utf-8")
     click.echo(script, nl=False)
+
+
+OPTION = re.compile(r"([a-z]+(?:-[a-z]+)*)=(.+)", re.ASCII)
+
+
+def split_settings(settings: Sequence[str], prefix: str) -> tuple[dict[str, str], list[str]]:
+    """Value by option of the settings that begin with `prefix` and a dot, and the other settings.
+
+    Raises ConfigError for another form.
+    """
+    options, others = dict[str, str](), list[str]()
+    for setting in settings:
+        if not setting.startswith(f"{prefix}."):
+            others.append(setting)
+        elif match := OPTION.fullmatch(setting.removeprefix(f"{prefix}.")):
+            options[match[1]] = match[2]
+        else:
+            raise ConfigError(f"--set {setting}: expected {prefix}.OPTION=VALUE")
+    return options, others

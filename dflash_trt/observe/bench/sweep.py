@@ -14,10 +14,8 @@ import msgspec
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.bench.experiment import Experiment
-from dflash_trt.observe.bench.load.aiperf_command import AiperfLoad, body_fields
 from dflash_trt.observe.bench.load.aiperf_export import read_export
-from dflash_trt.observe.bench.load.aiperf_install import VERSION
-from dflash_trt.observe.bench.load.aiperf_run import run_load
+from dflash_trt.observe.bench.load.aiperf_run import VERSION, AiperfLoad, body_fields, run_load
 from dflash_trt.observe.bench.method_servers import MethodServer
 from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.run_directory import add_warnings, begin_run, point_file, read_point, write_point

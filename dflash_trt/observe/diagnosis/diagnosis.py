@@ -11,8 +11,7 @@ import msgspec
 from dflash_trt.errors import ConfigError, EndpointError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import probes
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
-from dflash_trt.observe.diagnosis.checks import Check
+from dflash_trt.observe.diagnosis.checks import Check, EndpointFinding
 from dflash_trt.observe.diagnosis.engine_acceptance import (
     EngineAcceptance,
     counters_page,
@@ -20,8 +19,8 @@ from dflash_trt.observe.diagnosis.engine_acceptance import (
     prefix_hits_between,
 )
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
 from dflash_trt.observe.diagnosis.prober import Prober, chats
+from dflash_trt.observe.diagnosis.probes import NO_LOAD, Probed
 from dflash_trt.observe.diagnosis.speed_check import speeds_missing
 from dflash_trt.observe.diagnosis.speed_probe import Speed, draft_lengths
 from dflash_trt.observe.diagnosis.speed_probe import speeds as measure_speeds

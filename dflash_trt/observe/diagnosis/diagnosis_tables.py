@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.errors import printable
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
-from dflash_trt.observe.diagnosis.checks import NOT_MEASURED, Check
+from dflash_trt.observe.diagnosis.checks import NOT_MEASURED, Check, EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.pages.page_templates import Table

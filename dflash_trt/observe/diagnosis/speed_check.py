@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from dflash_trt.api.paired_speed import SAME
-from dflash_trt.observe.diagnosis.checks import Checks
-from dflash_trt.observe.diagnosis.judge_use import slow_drafts
-from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES
-from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
-from dflash_trt.observe.diagnosis.probes import NO_PLAIN
+from dflash_trt.observe.diagnosis.checks import Checks, EndpointFinding, finding
+from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES, is_ratio_below
+from dflash_trt.observe.diagnosis.probes import NO_LOAD, NO_PLAIN, Probed
 from dflash_trt.observe.diagnosis.speed_probe import BATCH, Speed
+from dflash_trt.observe.endpoints.identify import ServerKind
+
+SLOWER = 0.95
+"""Share of plain decoding's speed below which drafts cost time."""
 
 
 def check_speeds(checks: Checks, probed: Probed) -> None:
@@ -23,6 +25,23 @@ def check_speeds(checks: Checks, probed: Probed) -> None:
         if min(shares) < 1 - SAME:
             missing, is_left_out = f"{figure}: too noisy or too close to tell, repeat it on an idle machine", True
     checks.add("speed", slow_drafts(checks.kind, probed.speeds), missing, figure, is_left_out=is_left_out)
+
+
+def slow_drafts(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
+    """Slower with drafts than without."""
+    findings = []
+    for concurrency in (1, BATCH):
+        rates = {speed.draft_length: speed.tokens_per_second for speed in speeds if speed.concurrency == concurrency}
+        drafted, plain = rates.get(None, []), rates.get(0, [])
+        if is_ratio_below(drafted, plain, SLOWER):
+            best = max(rates, key=lambda length: fmean(rates[length]))
+            length = "the server's choice" if best is None else best
+            figure = (
+                f"{concurrency} at a time: {fmean(drafted):.0f} tokens/s with drafts, {fmean(plain):.0f} without;"
+                f" best with a draft length of {length}"
+            )
+            findings.append(finding(kind, "slower than plain decoding", figure, "batch"))
+    return findings
 
 
 def speed_shares(speeds: Sequence[Speed]) -> list[float]:

@@ -7,8 +7,7 @@ import msgspec
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.diagnosis.probe_answers import prompts
-from dflash_trt.observe.diagnosis.probe_groups import OUT_OF_TIME
-from dflash_trt.observe.diagnosis.prober import OutOfTimeError, Prober
+from dflash_trt.observe.diagnosis.prober import OUT_OF_TIME, OutOfTimeError, Prober
 
 BATCH = 16
 ROUNDS = 5

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dflash_trt.deploy import memory
+from dflash_trt.deploy.resolved_deployment import ServingLoad
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.bands import Band, Influence, vary

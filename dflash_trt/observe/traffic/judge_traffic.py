@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from dflash_trt.api.acceptance import NEAR_ZERO_TAU
-from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
-from dflash_trt.observe.diagnosis.checks import Checks, Verdict
+from dflash_trt.observe.diagnosis.checks import Checks, EndpointFinding, Verdict, finding
 from dflash_trt.observe.diagnosis.judge_acceptance import near_zero
 from dflash_trt.observe.diagnosis.judge_parts import MIN_TOKENS, cliff, dead_engines, engines_text
 from dflash_trt.observe.endpoints.identify import ServerKind

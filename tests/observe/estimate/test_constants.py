@@ -16,8 +16,7 @@ from torch import nn
 from transformers.models.muse_glimmer.configuration_muse_glimmer import MuseGlimmerTextConfig
 
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.deployment_path import shipped_deployments
+from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.deploy.gpus import known_gpu, known_gpus
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.read_target_shape import read_target_shape, shape_of

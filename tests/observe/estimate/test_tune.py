@@ -13,8 +13,7 @@ import msgspec
 import pytest
 import yaml
 
-from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.deployment_path import shipped_deployments
+from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.request import tokenizing
-from dflash_trt.runtime.server.request.template_limits import limited_template
+from dflash_trt.runtime.server.request.tokenizing import limited_template
 from tests.paths import FIXTURES
 from tests.runtime.server.live import Live
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import HEAD
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.runtime.measure.calibrate import BlockEmbedding
 from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence

@@ -14,11 +14,11 @@ import torch
 from dflash_trt import __version__
 from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files
+from dflash_trt.checkpoint.decoded_tensor import map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.finite import check_finite
-from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.manifest import sha256

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional as F
 
+from dflash_trt.checkpoint.decoded_tensor import map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
-from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.runtime.measure.recovery.fake_quantization import Numerics, quantised_input, quantised_rows
 
