@@ -93,7 +93,7 @@ def ours(case: Any, draft: Path, work: Path, *, rows: int = 3, draws: tuple[Draw
         logits = hidden[0, : case.num_tokens] @ head.T if lattice is None else lattice.greedy_rows()[0]
         found |= {"scores": logits.amax(-1), "survival": torch.tensor(proposed.survival or ())}
     elif lattice is not None:
-        ids = lattice.ids[0]  # of DFlash2, in any order
+        ids = lattice.ids[0]  # DFlash2 has them in any order
         found |= {"ids": ids.sort(-1).values if drafter.spec.lilicorr is None else ids, "scores": lattice.scores[0]}
     return {name: values.numpy() for name, values in found.items()}
 
