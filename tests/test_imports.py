@@ -116,6 +116,7 @@ def imported_files(file: Path) -> set[Path]:
     return {path for path in found if path is not None} - {PACKAGE / "__init__.py"}
 
 
+@cache
 def module_file(name: str) -> Path | None:
     """Source of a module of the package; None for other names."""
     path = PACKAGE.parent.joinpath(*name.split("."))

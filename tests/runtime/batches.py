@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from dflash_trt.api.acceptance import Step
@@ -24,6 +25,7 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
+from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy, open_trained, open_without_tokenizer
 from tests.engines import build
 from tests.fixtures_data import prompts
@@ -146,6 +148,23 @@ def check_shared_pages(session: Session, prompt: Sequence[int]) -> list[Step]:
     assert requests[0].token_ids == requests[1].token_ids
     assert requests[0].steps == requests[1].steps
     return requests[0].steps
+
+
+class WatchedRunner(ModelRunner):
+    """Remembers the segments of every pass."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.target, session.drafter)
+        self.passes: list[list[Segment]] = []
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of all passes."""
+        return sum(len(segment.token_ids) for segments in self.passes for segment in segments)
+
+    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
+        self.passes.append(list(segments))
+        return super().verify(segments)
 
 
 class PartlyRight(ModelRunner):

@@ -5,24 +5,21 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
-from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload
+from tests.runtime.batches import Job, WatchedRunner, Workload, drive, fixture_workload, random_workload
 
 WORKLOADS: dict[str, Callable[[Path], Workload]] = {
     "random-qwen3": lambda path: random_workload(path, "qwen3", 8),
@@ -50,18 +47,6 @@ def workloads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Workl
 @pytest.fixture
 def workload(workloads: Callable[[str], Workload]) -> Workload:
     return workloads("random-qwen3")
-
-
-class WatchedRunner(ModelRunner):
-    """Remembers the segments of every pass."""
-
-    def __init__(self, workload: Workload) -> None:
-        super().__init__(workload.session.target, workload.session.drafter)
-        self.passes: list[list[Segment]] = []
-
-    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        self.passes.append(list(segments))
-        return super().verify(segments)
 
 
 QUICK = [("random-qwen3", "auto", 7), ("tiny-qwen3", "7", 1000)]
@@ -137,14 +122,13 @@ def test_drafts_after_a_pause_are_those_of_a_context_that_kept_up(
 
 
 def test_no_token_is_computed_twice(workload: Workload) -> None:
-    pair = WatchedRunner(workload)
+    pair = WatchedRunner(workload.session)
     decoder = workload.decoder(3, num_tokens=200, prefill_chunk=7, runner=pair)
     requests = [workload.request(job) for job in workload.jobs[:24]]
     drive(decoder, requests, random.Random(2))
-    computed = sum(len(segment.token_ids) for segments in pair.passes for segment in segments)
     prompts = sum(len(request.prompt_ids) for request in requests)
     steps = [step for request in requests for step in request.steps]
-    assert computed == prompts + len(steps) + sum(step.proposed for step in steps)
+    assert pair.num_computed == prompts + len(steps) + sum(step.proposed for step in steps)
     # Logits are computed for verified rows and after each prompt; the drafter proposes at most 3 tokens.
     logits = sum(segment.num_logits for segments in pair.passes for segment in segments)
     assert logits == len(requests) + len(steps) + sum(step.proposed for step in steps)
@@ -164,7 +148,7 @@ def test_no_token_is_computed_twice(workload: Workload) -> None:
 
 def test_a_long_prompt_does_not_stall_the_others(workload: Workload) -> None:
     """It comes in chunks, and in every step meanwhile each of the others gets at least one token."""
-    pair = WatchedRunner(workload)
+    pair = WatchedRunner(workload.session)
     decoder = workload.decoder(0, prefill_chunk=4, runner=pair)
     others = [workload.request(job, greedy(60)) for job in workload.jobs[:3]]
     for other in others:
@@ -186,7 +170,7 @@ def test_a_long_prompt_does_not_stall_the_others(workload: Workload) -> None:
 
 
 def test_prompts_share_a_steps_chunk_oldest_first(workload: Workload) -> None:
-    pair = WatchedRunner(workload)
+    pair = WatchedRunner(workload.session)
     decoder = workload.decoder(5, prefill_chunk=10, runner=pair)
     lengths = [7, 5, 21, 2]
     requests = [workload.request(Job(prompt_ids=[1] * n, max_tokens=1, expected=[])) for n in lengths]

@@ -17,7 +17,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import BuildError, CheckpointError, EngineError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.cached_engine import built_engine, cache_directory, is_checkpoint
-from tests.checkpoint.samples import COMMIT
+from tests.checkpoint.samples import COMMIT, edit_config
 from tests.engines import trained_engine
 from tests.llm.serving import PROMPTS, greedy
 from tests.paths import FIXTURES, REPOSITORY
@@ -55,8 +55,7 @@ def test_other_files_are_another_engine(cache: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     shutil.copytree(DRAFT, draft)
     first, _ = built_engine(str(draft), TARGET)
-    config = json.loads((draft / "config.json").read_text())
-    (draft / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
+    edit_config(draft, rms_norm_eps=1e-5)
     second, _ = built_engine(str(draft), TARGET)
     assert sorted(engines(cache)) == sorted([first.name, second.name])
     assert built_engine(str(draft), TARGET) == (second, TARGET)

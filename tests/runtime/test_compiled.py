@@ -8,7 +8,6 @@ import torch
 
 from dflash_trt.device import fused
 from dflash_trt.device.launcher import EagerLauncher
-from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.compiled_layers import compile_layers
 from dflash_trt.runtime.targets.huggingface import load_model
@@ -16,6 +15,7 @@ from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarg
 from tests.decoding import greedy, open_trained
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
+from tests.runtime.drafter.torch.inductor import compile_as_on_gpu
 
 pytestmark = pytest.mark.full
 
@@ -24,16 +24,7 @@ NUM_SLOTS = 4
 
 def compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A session whose models are compiled, as a GPU's are, once they run."""
-    init = Program.__init__
-
-    def fused_init(self: Program, *args: object) -> None:
-        init(self, *args)  # type: ignore[arg-type]
-        self.fuse()
-
-    monkeypatch.setattr(Program, "__init__", fused_init)
-    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
-    monkeypatch.setattr(fused, "FAILED", set())
+    compile_as_on_gpu(monkeypatch)
     torch._dynamo.reset()
     session = opened(name)
     model = load_model(FIXTURES / name, session.manifest.target, session.target.target_layer_ids)

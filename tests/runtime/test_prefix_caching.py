@@ -19,10 +19,9 @@ from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import make_target
-from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy, open_trained
 from tests.fixtures_data import prompts
-from tests.runtime.batches import drive
+from tests.runtime.batches import WatchedRunner, drive
 from tests.runtime.targets.families import LINEAR, random_model
 
 NUM_SLOTS = 4
@@ -49,16 +48,6 @@ IN_BF16 = pytest.param(("tiny-qwen3", "bfloat16"), id="bfloat16", marks=NEEDS_BF
 def session(request: pytest.FixtureRequest) -> Session:
     name, dtype = request.param
     return open_trained(name, max_batch_size=NUM_SLOTS, dtype=dtype)
-
-
-class WatchedRunner(ModelRunner):
-    """Remembers how many tokens each pass computed."""
-
-    computed = 0
-
-    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        self.computed += sum(len(segment.token_ids) for segment in segments)
-        return super().verify(segments)
 
 
 def caching(
@@ -128,17 +117,17 @@ def test_a_request_that_waits_for_its_prefix_displaces_nobody(session: Session) 
 @pytest.mark.parametrize("session", [("tiny-gpt-oss", "float32"), IN_BF16], indirect=True)
 def test_the_next_turn_computes_what_is_new(session: Session) -> None:
     """The prompt's and the answer's full pages are there, of target and drafter; steps are those of a cold run."""
-    runner, first = WatchedRunner(session.target, session.drafter), texts(session)[0]
+    runner, first = WatchedRunner(session), texts(session)[0]
     decoder = caching(session, runner=runner)
     drive(decoder, [turn := session.request(first, greedy(40))])
     known = [*first, *turn.token_ids]
     second = [*known, 5, 6, 7]
-    before = runner.computed
+    before = runner.num_computed
     drive(decoder, [again := session.request(second, greedy(40))])
     hit = (len(known) - 1) // P * P
     assert again.num_cached_tokens == hit
     drafted = len(again.steps) + sum(step.proposed for step in again.steps)
-    assert runner.computed - before == len(second) - hit + drafted
+    assert runner.num_computed - before == len(second) - hit + drafted
     assert same(again, alone(session, second, 40))
     assert session.target.model.dtype == torch.float32 or session.target.is_batch_invariant
     metrics = decoder.metrics()
@@ -215,7 +204,7 @@ def test_requests_that_come_together_share_what_they_begin_with(session: Session
     """The first request computes it; later ones only their own tokens, without waiting for the first answer."""
     text, own = texts(session)[2], range(3)
     prompts_ = [[*text[: 3 * P], 5 + i, *text[: i * P]] for i in own]
-    runner = WatchedRunner(session.target, session.drafter)
+    runner = WatchedRunner(session)
     decoder = caching(session, length=length, chunk=chunk, runner=runner)
     requests = [session.request(prompt, greedy(P)) for prompt in prompts_]
     for request in requests:
@@ -228,7 +217,7 @@ def test_requests_that_come_together_share_what_they_begin_with(session: Session
     drive(decoder, [])
     assert [request.num_cached_tokens for request in requests] == [0, 3 * P, 3 * P]
     drafted = sum(len(request.steps) + sum(step.proposed for step in request.steps) for request in requests)
-    assert runner.computed == 3 * P + sum(len(prompt) - 3 * P for prompt in prompts_) + drafted
+    assert runner.num_computed == 3 * P + sum(len(prompt) - 3 * P for prompt in prompts_) + drafted
     for request, prompt in zip(requests, prompts_, strict=True):
         assert same(request, alone(session, prompt, P, length))
 

@@ -25,7 +25,7 @@ from dflash_trt.runtime import sampling
 from dflash_trt.runtime.penalties import Penalised, penalise
 from tests.reference import sampling as reference
 from tests.reference.sampling import Params
-from tests.runtime.drafter.torch.inductor import compile_ptx, written
+from tests.runtime.drafter.torch.inductor import compile_as_on_gpu, compile_ptx, written
 from tests.runtime.sampled_rows import (
     by_rule,
     by_torch,
@@ -148,8 +148,7 @@ def test_the_kernel_of_weights_for_an_h100_rounds_each_sum_and_product(tmp_path:
 def test_weights_that_inductor_compiles_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code for a CPU, with the option that a GPU needs."""
     asked, compiles = list[object](), torch.compile
-    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    compile_as_on_gpu(monkeypatch)
     monkeypatch.setattr(sampling.to_weights, "_compiled", None)
     monkeypatch.setattr(torch, "compile", lambda f, **given: asked.append(given) or compiles(f, **given))
     check_weights(sampling)
@@ -165,8 +164,7 @@ def test_all_is_compiled_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph.forward
 
     compiled = fused.compiled
-    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    compile_as_on_gpu(monkeypatch)
     monkeypatch.setattr(fused, "compiled", lambda function, options: compiled(function, backend=backend))
     monkeypatch.setattr(sampling.to_weights, "_compiled", None)
     torch._dynamo.reset()

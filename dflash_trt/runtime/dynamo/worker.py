@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from dflash_trt.errors import DFlashError, EngineError, RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.dynamo.kv_events import KvEvents
+from dflash_trt.runtime.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.server.answer.usage import completion_metrics
 from dflash_trt.runtime.server.served_backend import RoutedBackend, check_room
 from dflash_trt.runtime.server.telemetry.prometheus import ServerMetrics
@@ -218,3 +218,19 @@ def _is_cancelled(chunk: Chunk) -> bool:
 
 def _hit_rate(metrics: DecoderMetrics) -> float | None:
     return metrics.prefix_cache_hits / metrics.prefix_cache_queries if metrics.prefix_cache_queries else None
+
+
+class KvEvents:
+    """Publishes shared pages as Dynamo's KV events; the number of an entry is the hash of its block."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+        """Publishes a page that prompts can reuse."""
+        parent = None if before == ROOT else before
+        self._publisher.publish_stored(list(token_ids), [len(token_ids)], [number], parent)
+
+    def removed(self, number: int) -> None:
+        """Publishes that a page was evicted."""
+        self._publisher.publish_removed([number])

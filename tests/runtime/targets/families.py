@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment
-from tests.oracle import random_pairs
 from tests.reference.synthetic import DraftSizes
 
 VOCAB_SIZE = 64
@@ -171,7 +170,7 @@ def relative_error(found: Results, expected: Results) -> float:
     return max(errors)
 
 
-SIZES = DraftSizes(vocab_size=random_pairs.VOCAB_SIZE)
+SIZES = DraftSizes(vocab_size=VOCAB_SIZE)
 PUBLISHED: dict[str, Any] = {
     **{"vocab_size": SIZES.vocab_size, "hidden_size": SIZES.hidden, "intermediate_size": SIZES.intermediate},
     **{"num_hidden_layers": SIZES.num_target_layers, "num_attention_heads": 4, "num_key_value_heads": 2},

@@ -207,23 +207,24 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.inference_mode()
-def whole(model: PreTrainedModel, token_ids: list[int], tap_width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and taps of an uncached pass."""
+def whole(model: PreTrainedModel, token_ids: list[int], target: HuggingFaceTarget) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of an uncached pass, and the taps of `target` in it."""
     output = model(torch.tensor([token_ids]), use_cache=False, output_hidden_states=True)
     taps = []
-    for layer in TAPS:
+    for layer in target.target_layer_ids:
         rows = output.hidden_states[layer + 1][0]
         if rows.dim() == 3:
             streams = [rows[:, i] for i in range(rows.shape[1])]
-            rows = torch.cat(streams, -1) if tap_width > rows.shape[-1] else sum(streams) / len(streams)
+            rows = torch.cat(streams, -1) if target.tap_hidden_size > rows.shape[-1] else sum(streams) / len(streams)
         taps.append(rows)
     return output.logits[0], torch.cat(taps, -1)
 
 
+@torch.inference_mode()
 def answer(model: PreTrainedModel, prompt_ids: list[int]) -> Job:
     token_ids = list(prompt_ids)
     for _ in range(MAX_TOKENS):
-        token_ids.append(int(whole(model, token_ids, 0)[0][-1].argmax()))
+        token_ids.append(int(model(torch.tensor([token_ids]), use_cache=False).logits[0, -1].argmax()))
     return Job(prompt_ids=prompt_ids, max_tokens=MAX_TOKENS, expected=token_ids[len(prompt_ids) :])
 
 
@@ -231,15 +232,18 @@ def check_family(model_type: str, engine: Path) -> None:
     oracle, model = random_model(model_type), random_model(model_type)
     num_streams = 3 if model_type in SIDE_BY_SIDE else 1
     target = make_target(model, TAPS, NUM_SLOTS, accelerate, tap_hidden_size=num_streams * DRAFT_SIZES.hidden)
-    check_history(target, oracle, TOLERANCE)
-    if num_streams > 1:
-        return
-    manifest = read_manifest(engine)
-    session = Session(manifest, target, open_drafter(engine, manifest, num_slots=NUM_SLOTS), None, frozenset())
+    check_history(target, oracle)
+    if num_streams == 1:
+        manifest = read_manifest(engine)
+        drafter = open_drafter(engine, manifest, num_slots=NUM_SLOTS)
+        check_decoding(Session(manifest, target, drafter, None, frozenset()), oracle)
+
+
+def check_decoding(session: Session, oracle: PreTrainedModel) -> None:
+    """Tokens of requests whose drafts are accepted whole, in part and not at all, and without drafts."""
     workload = Workload(session=session, oracle=oracle, jobs=[answer(oracle, prompt) for prompt in prompts()])
-    check_drafted(
-        workload, 0, at_once=True, num_slots=NUM_SLOTS, prefill_chunk=64, prefix_caching=target.keeps_prefixes
-    )
+    is_caching = session.target.keeps_prefixes
+    check_drafted(workload, 0, at_once=True, num_slots=NUM_SLOTS, prefill_chunk=64, prefix_caching=is_caching)
     plain = [workload.request(job) for job in workload.jobs]
     drive(workload.decoder(0, num_slots=NUM_SLOTS), plain)
     assert [request.token_ids for request in plain] == [job.expected for job in workload.jobs]
@@ -254,7 +258,7 @@ def prompts() -> list[list[int]]:
     return [page + short, one, short, long, page + one]
 
 
-def check_history(target: HuggingFaceTarget, oracle: PreTrainedModel, tolerance: float) -> None:
+def check_history(target: HuggingFaceTarget, oracle: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
     """Logits and taps of ragged segments, with all, some and none of their tokens taken back, from one token on."""
     rng = random.Random(1)
     sequences: list[list[int]] = [[] for _ in range(NUM_SLOTS)]
@@ -272,7 +276,7 @@ def check_history(target: HuggingFaceTarget, oracle: PreTrainedModel, tolerance:
         for segment, count in zip(segments, rejected, strict=True):
             sequence, end = sequences[segment.slot], begin + len(segment.token_ids)
             sequence += segment.token_ids
-            expected = whole(oracle, sequence, target.tap_hidden_size)
+            expected = whole(oracle, sequence, target)
             for found, all_rows in zip((verified.logits, verified.taps), expected, strict=True):
                 wanted = all_rows[-len(segment.token_ids) :]
                 error = (found[begin:end] - wanted).abs().max() / all_rows.abs().max()

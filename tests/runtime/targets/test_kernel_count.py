@@ -24,7 +24,13 @@ from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarg
 from dflash_trt.runtime.targets.recorded_pass import PassSize, StaticPass
 from dflash_trt.runtime.targets.target import Segment
 from tests.contract.cuda_graphs import tensors_of
-from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written, written_as_traced
+from tests.runtime.drafter.torch.inductor import (
+    compile_as_on_gpu,
+    compile_kernels,
+    num_kernels,
+    written,
+    written_as_traced,
+)
 from tests.runtime.targets.families import (
     ALTERNATING,
     NUM_SLOTS,
@@ -63,9 +69,7 @@ class Counting(TorchDispatchMode):
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose CPU is taken for a GPU by what torch.compile is asked for."""
-    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
-    monkeypatch.setattr(fused, "FAILED", set())
+    compile_as_on_gpu(monkeypatch)
     for function in FUNCTIONS:
         monkeypatch.setattr(function, "_compiled", None)
     torch._dynamo.reset()

@@ -33,7 +33,7 @@ from dflash_trt.runtime.targets.huggingface import (
 from dflash_trt.runtime.targets.runnable import NOT_RUN, target_dtype
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from dflash_trt.runtime.targets.target import Segment
-from tests.checkpoint.samples import refusal
+from tests.checkpoint.samples import edit_config, edit_tensors, refusal
 from tests.paths import FIXTURES
 
 
@@ -206,16 +206,17 @@ def test_a_spread_target_runs_with_transformers_own_caches(
 def packed_experts(directory: Path) -> Path:
     """The trained gpt-oss with experts of random MXFP4 codes, as OpenAI's checkpoints have them."""
     shutil.copytree(FIXTURES / "tiny-gpt-oss", directory)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    tensors, random = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(0)
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, columns, rows = tensors.pop(name).shape
-        shape = (experts, rows, columns // 32)
-        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=random)
-        tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=random)
-    save_file(tensors, directory / "model.safetensors")
-    return directory
+    edit_config(directory, quantization_config={"quant_method": "mxfp4"})
+    random = torch.Generator().manual_seed(0)
+
+    def pack(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            experts, columns, rows = tensors.pop(name).shape
+            shape = (experts, rows, columns // 32)
+            tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=random)
+            tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=random)
+
+    return edit_tensors(directory, pack)
 
 
 def test_packed_experts_are_numbers_on_a_gpu_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,15 +262,6 @@ def load(target: Path) -> PreTrainedModel:
     return load_model(target, read_target(target).spec, [0])
 
 
-def set_tensor(target: Path, tensor: torch.Tensor | None) -> None:
-    file = target / "model.safetensors"
-    tensors = load_file(file)
-    del tensors[TENSOR]
-    if tensor is not None:
-        tensors[TENSOR] = tensor
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
@@ -279,7 +271,7 @@ def set_tensor(target: Path, tensor: torch.Tensor | None) -> None:
 )
 def test_a_weight_that_is_missing_or_has_another_shape(tensor: torch.Tensor | None, words: str, target: Path) -> None:
     """transformers warns, and computes with random numbers."""
-    set_tensor(target, tensor)
+    edit_tensors(target, lambda tensors: tensors.pop(TENSOR) if tensor is None else tensors.update({TENSOR: tensor}))
     message = refusal(lambda: load(target), CheckpointError)
     assert f"{target}: {words}" in message
     assert "hint: download or copy the checkpoint again" in message
@@ -292,11 +284,6 @@ def test_a_damaged_generation_config(target: Path) -> None:
     assert f"{file}: expected a JSON object" in refusal(lambda: load(target), CheckpointError)
 
 
-def edit(target: Path, **facts: object) -> None:
-    file = target / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
-
-
 @pytest.mark.parametrize(
     "facts",
     [
@@ -306,7 +293,7 @@ def edit(target: Path, **facts: object) -> None:
     ids=str,
 )
 def test_a_configuration_that_transformers_stumbles_over(facts: dict[str, object], target: Path) -> None:
-    edit(target, **facts)
+    edit_config(target, **facts)
     message = refusal(lambda: make_target(load(target), [0], 1), CheckpointError)
     words = "expected a " if "rope_parameters" in facts else "expected a causal language model that transformers"
     assert message.startswith(f"{target}: {words}")
@@ -316,7 +303,7 @@ def test_a_configuration_that_transformers_stumbles_over(facts: dict[str, object
 def test_code_of_the_checkpoint_is_never_run_nor_advised(own_code: bool, target: Path) -> None:
     (target / "modeling_mine.py").write_text("raise SystemExit('ran')\n")
     auto_map = {"AutoConfig": "modeling_mine.Config", "AutoModelForCausalLM": "modeling_mine.Model"}
-    edit(target, model_type="mine", **({"auto_map": auto_map} if own_code else {}))
+    edit_config(target, model_type="mine", **({"auto_map": auto_map} if own_code else {}))
     message = refusal(lambda: load(target), CheckpointError)
     assert f"{target / 'config.json'}: model_type: expected a model that transformers" in message
     assert 'found "mine"' in message
@@ -332,7 +319,7 @@ def test_what_transformers_does_not_run_is_named_with_who_does(
     without_compressed_tensors(monkeypatch)
     key = "quant_method" if value in ("modelopt", "compressed-tensors") else "model_type"
     runtimes = "TensorRT-LLM, vLLM or SGLang" if value == "modelopt" else "vLLM or SGLang"
-    edit(target, **({key: value} if key == "model_type" else {"quantization_config": {key: value}}))
+    edit_config(target, **({key: value} if key == "model_type" else {"quantization_config": {key: value}}))
     message = refusal(lambda: load(target), CheckpointError)
     assert f'{key}: expected {NOT_RUN[value]}, found "{value}"' in message
     assert f"hint: serve this target with {runtimes}: dflash-trt serve-config --list" in message
@@ -348,7 +335,7 @@ def test_a_quantised_language_model_inside_a_multimodal_one(target: Path, monkey
     without_compressed_tensors(monkeypatch)
     facts = json.loads((target / "config.json").read_text())
     text = facts | {"model_type": "kimi_k2", "quantization_config": {"quant_method": "compressed-tensors"}}
-    edit(target, model_type="kimi_k25", text_config=text)
+    edit_config(target, model_type="kimi_k25", text_config=text)
     message = refusal(lambda: load(target), CheckpointError)
     assert "text_config.quantization_config.quant_method: expected weights that transformers reads" in message
 

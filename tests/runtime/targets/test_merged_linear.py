@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dflash_trt.runtime.targets.merged_linear import MergedLinear, MergedPart, merge_linear_layers
+from dflash_trt.runtime.targets.compiled_layers import MergedLinear, MergedPart, merge_linear_layers
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from tests.runtime.targets.families import (
     NUM_SLOTS,

@@ -6,18 +6,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
+
+from dflash_trt.device import fused
+from dflash_trt.runtime.drafter.torch import calls
+from dflash_trt.runtime.drafter.torch.graph_program import Program
 
 H100 = {
     "type": "cuda", "index": 0, "multi_processor_count": 132, "cc": 90, "major": 9, "warp_size": 32,
     "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024,
 }  # fmt: skip
+
+
+def compile_as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks torch.compile for what it would be asked on a GPU; programs to come share no function with other tests."""
+    init = Program.__init__
+
+    def fused_init(self: Program, *args: Any) -> None:
+        init(self, *args)
+        self.fuse()
+
+    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    monkeypatch.setattr(fused, "FAILED", set())
+    monkeypatch.setattr(calls, "fused_function", cache(calls.fused_function.__wrapped__))
+    monkeypatch.setattr(Program, "__init__", fused_init)
 
 
 def num_kernels(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from onnx import TensorProto, helper, parser
 from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.device import fused
 from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.drafter.torch import calls, operators, scaled_linear
+from dflash_trt.runtime.drafter.torch import operators, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.scaled_linear import (
@@ -42,6 +40,7 @@ from tests.checkpoint.samples import refusal
 from tests.contract.cuda_graphs import pretended_gpu
 from tests.runtime.drafter.test_torch_executor import open_torch, run
 from tests.runtime.drafter.torch.drafts import MAKERS
+from tests.runtime.drafter.torch.inductor import compile_as_on_gpu
 
 CPU = torch.device("cpu")
 
@@ -273,21 +272,14 @@ def test_int4_weights_by_blocks_need_no_pattern(tmp_path: Path) -> None:
 def fuse(monkeypatch: pytest.MonkeyPatch, engine: Path, manifest: Manifest) -> list[Any]:
     """Fuses programs of drafters to come as on a GPU; what was given to torch.compile."""
     given: list[Any] = []
-    made, init = torch.compile, Program.__init__
+    made = torch.compile
 
     def compile_(module: Any, **options: Any) -> Any:
         given.append(module)
         return made(module, **options) if engine.name == "compiled" else module
 
-    def fused_init(self: Program, *args: Any) -> None:
-        init(self, *args)
-        self.fuse()
-
     monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
-    monkeypatch.setattr(calls, "fused_function", cache(calls.fused_function.__wrapped__))  # shared with no other test
-    monkeypatch.setattr(Program, "__init__", fused_init)
+    compile_as_on_gpu(monkeypatch)
     return given
 
 

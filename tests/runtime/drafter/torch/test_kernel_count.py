@@ -20,10 +20,15 @@ from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter import torch_executor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch import calls, scaled_linear
-from dflash_trt.runtime.drafter.torch.graph_program import Program
 from tests.engines import build, trained_engine
 from tests.reference.synthetic import DraftSizes, write_random_draft
-from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written, written_as_traced
+from tests.runtime.drafter.torch.inductor import (
+    compile_as_on_gpu,
+    compile_kernels,
+    num_kernels,
+    written,
+    written_as_traced,
+)
 
 pytestmark = pytest.mark.full
 
@@ -48,17 +53,9 @@ def gpt_oss(directory: Path, recipe: str) -> Path:
 
 
 def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fuses programs of drafters to come as on a GPU; they share no function with other tests, nor with each other."""
-    init = Program.__init__
-
-    def fused_init(self: Program, *args: Any) -> None:
-        init(self, *args)
-        self.fuse()
-
-    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    """Fuses programs of drafters to come as on a GPU; layers do not share their functions."""
+    compile_as_on_gpu(monkeypatch)
     monkeypatch.setattr(calls, "fused_function", calls.fused_function.__wrapped__)
-    monkeypatch.setattr(Program, "__init__", fused_init)
 
 
 def counted(engine: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
