@@ -12,7 +12,7 @@ import msgspec
 
 from dflash_trt.api.acceptance import Acceptance, Count
 from dflash_trt.errors import ConfigError, shown
-from dflash_trt.observe.bench.run_record import SCHEMA, Amount, BenchRecord, Positive, check_name, check_schema
+from dflash_trt.observe.bench.run_record import SCHEMA, Amount, BenchRecord, Positive, check_schema
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
 
 Latency = Literal["time_to_first_token", "inter_token_latency", "request_latency"]
@@ -75,9 +75,6 @@ class BenchPoint(BenchRecord, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_schema(self.schema)
-        check_name("method", self.method)
-        if self.category is not None:
-            check_name("category", self.category)
         if (counts := self.acceptance.counts) is not None and not _adds_up(counts):
             raise ConfigError(
                 f"acceptance: the counts do not add up: {shown(msgspec.to_builtins(counts))}",

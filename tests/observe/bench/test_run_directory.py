@@ -89,7 +89,7 @@ def set_to(*path: Any) -> Callable[[dict[str, Any]], None]:
         (set_to("acceptance", {"source": "gauges"}), "how"),
         (set_to("acceptance", "sampled_tau", 0.5), "sampled_tau"),
         (set_to("schema", "dflash-trt/bench/1"), "expected dflash-trt/bench/3, found 'dflash-trt/bench/1'"),
-        (set_to("method", "../x"), "expected a name that can be a folder's"),
+        (set_to("method", "../x"), r"expected the point \('dflash', None, 2\), found \('../x', None, 2\)"),
         (set_to("speed", 3), "unknown field `speed`"),
         (set_to("seconds", float("nan")), "not finite"),
     ],
