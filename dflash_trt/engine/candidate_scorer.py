@@ -173,7 +173,7 @@ class LilicorrScorer(CandidateScorer):
     def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The k best ids of logits [B, K, V], and their log probabilities FLOAT, without multiplier and cap."""
         top, ids = logits.topk(self.top_k, dim=-1)
-        return ids, top.float() - logits.float().logsumexp(-1, keepdim=True)
+        return ids, log_probs(top, logits)
 
     def lattice(self, block: DraftedBlock, ids: Tensor, logits: Tensor) -> CandidateLattice:
         """Lattice of candidates `ids` int64 with log probabilities `logits` FLOAT [B, K, k].
@@ -183,6 +183,11 @@ class LilicorrScorer(CandidateScorer):
         assert block.context_hidden is not None
         inputs = CorrelatorInputs(block.embed(ids), logits, block.hidden, block.context_hidden)
         return CandidateLattice(ids, self._executor.correlate(inputs))
+
+
+def log_probs(chosen: Tensor, logits: Tensor) -> Tensor:
+    """Log probabilities FLOAT [..., k] of the logits `chosen` among all, [..., V]."""
+    return chosen.float() - logits.float().logsumexp(-1, keepdim=True)
 
 
 def read_scorer(engine: Path, spec: DraftSpec, executor: Executor) -> CandidateScorer | None:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -65,8 +64,8 @@ def extra_fields(pairs: KeyValues) -> Mapping[str, Value]:
 @dataclass(frozen=True, slots=True)
 class MethodServer:
     method: BenchMethod
-    opened: Callable[[], AbstractContextManager[str]]
-    """Starts the server if it is ours, gives its URL, and ends it."""
+    opened: AbstractContextManager[str]
+    """Starts the server if it is ours, gives its URL, and ends it; used once."""
 
 
 def running_servers(
@@ -82,11 +81,7 @@ def running_servers(
         method = BenchMethod(
             name=name, url=client.url, runtime=runtime.kind, runtime_version=runtime.version, model=runtime.model
         )
-        yield MethodServer(method, partial(_elsewhere, client.url))
-
-
-def _elsewhere(url: str) -> AbstractContextManager[str]:
-    return nullcontext(url)
+        yield MethodServer(method, nullcontext(client.url))
 
 
 def engine_servers(
@@ -103,7 +98,7 @@ def engine_servers(
             name=name, url=" ".join(("dflash-trt", *words)), runtime="dflash-trt", runtime_version=__version__,
             model=MODEL,
         )  # fmt: skip
-        yield MethodServer(method, partial(_served, words))
+        yield MethodServer(method, _served(words))
 
 
 @contextmanager

@@ -99,3 +99,7 @@ class Checks:
         self.checks.append(Check(name=name, verdict=verdict, figure=found[0].figure if found else missing or figure))
         if verdict == NOT_MEASURED and not is_left_out:
             self.unmeasured.append(finding(self.kind, f"{name} not measured", missing, self._usual_reason))
+
+    def verdict(self, notes: list[EndpointFinding]) -> Verdict:
+        """All checks, with `notes` that are no faults."""
+        return Verdict(checks=self.checks, findings=self.findings, unmeasured=self.unmeasured, notes=notes)

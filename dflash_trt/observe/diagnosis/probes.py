@@ -9,10 +9,10 @@ from zlib import crc32
 
 import msgspec
 
-from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, ProbePrompt, passage, prompts
 from dflash_trt.observe.diagnosis.prober import REFUSED, Prober, greedy_group
-from dflash_trt.observe.diagnosis.speed_probe import Speed
+from dflash_trt.observe.diagnosis.speed import NO_PLAIN, Speed
+from dflash_trt.observe.endpoints.counter_growth import EngineAcceptance
 
 SHORT_TOKENS = 64
 TOKENS = 48
@@ -26,8 +26,6 @@ LONG_TOKENS = 6000
 """Length of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
 NUM_THINKING = 6
 MIN_LONG = 512
-NO_PLAIN = "this runtime decodes no single request without drafts"
-NO_LOAD = "left out by --no-load"
 
 
 def short(prober: Prober) -> ProbeGroup:

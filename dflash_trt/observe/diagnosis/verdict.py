@@ -29,7 +29,7 @@ from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES, is_ratio_below
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import MIN_LONG, Probed
 from dflash_trt.observe.diagnosis.published_tau import published_tau
-from dflash_trt.observe.diagnosis.speed_check import check_speeds, speed_shares, speed_text
+from dflash_trt.observe.diagnosis.speed import check_speeds, speed_shares, speed_text
 from dflash_trt.observe.endpoints.identify import Runtime
 
 
@@ -100,10 +100,10 @@ def judged(
     found, plain = lossless(kind, short, probed.plain), probed.plain
     same = f"{len(plain.samples)} greedy answers are plain decoding's"
     checks.add("lossless", found, too_few(plain), same, is_left_out=plain.is_left_out)
-    check_speeds(checks, probed)
+    check_speeds(checks, probed.speeds, probed.speeds_missing)
     notes = [] if spoiled else drafting_notes(kind, short, drawn, probed.foreign, probed.thinking)
     notes += prefix_hits(kind, again, hits)
-    return Verdict(checks=checks.checks, findings=checks.findings, unmeasured=checks.unmeasured, notes=notes)
+    return checks.verdict(notes)
 
 
 def _acceptance(

@@ -42,9 +42,7 @@ def judge(kind: ServerKind, now: Traffic, earlier: Traffic | None, expected_tau:
     checks.add("positions", found, few or unpublished, "acceptance falls evenly", is_left_out=True)
     if earlier is not None:
         _against(checks, now, earlier, few)
-    return Verdict(
-        checks=checks.checks, findings=checks.findings, unmeasured=checks.unmeasured, notes=_notes(kind, now)
-    )
+    return checks.verdict(_notes(kind, now))
 
 
 def _acceptance(

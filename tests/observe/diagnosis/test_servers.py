@@ -40,8 +40,7 @@ from dflash_trt.observe.diagnosis.judge_uses import (
 )
 from dflash_trt.observe.diagnosis.noise import is_first_compared, is_share_below, paired_loss, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.speed_check import slow_drafts
-from dflash_trt.observe.diagnosis.speed_probe import Speed
+from dflash_trt.observe.diagnosis.speed import Speed, slow_drafts
 from dflash_trt.observe.endpoints import client as client_module
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind

@@ -31,10 +31,9 @@ from dflash_trt.observe.diagnosis.judge_uses import (
 )
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.diagnosis.prober import OUT_OF_TIME
-from dflash_trt.observe.diagnosis.probes import NO_LOAD, NO_PLAIN, Probed
+from dflash_trt.observe.diagnosis.probes import Probed
 from dflash_trt.observe.diagnosis.published_tau import published_tau
-from dflash_trt.observe.diagnosis.speed_check import slow_drafts
-from dflash_trt.observe.diagnosis.speed_probe import Speed
+from dflash_trt.observe.diagnosis.speed import NO_LOAD, NO_PLAIN, Speed, slow_drafts
 from dflash_trt.observe.diagnosis.verdict import judged
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime

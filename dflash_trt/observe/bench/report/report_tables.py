@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from dflash_trt.observe.bench.point_record import BenchPoint, Latency
 from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
-from dflash_trt.observe.bench.report.cell_text import NONE, TAU, factor_text, rate_text, tau_text, title_of
 from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, TaskReport
+from dflash_trt.observe.bench.report.run_tables import NONE, TAU, factor_text, rate_text, tau_text
 from dflash_trt.observe.bench.report.speed_curve import AtSpeed, SpeedCurve
 from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
-from dflash_trt.observe.plots.method_styles import styles
+from dflash_trt.observe.plots.method_styles import styles, title_of
 
 LATENCY_TITLES: dict[Latency, str] = {
     "time_to_first_token": "Time to first token",
@@ -99,7 +99,7 @@ def speed_table(work: WorkloadReport) -> Table:
          *(factor_text(at.factors.get(name)) for name in compared))
         for at in work.at_speeds
     ]  # fmt: skip
-    factors = [f"{workload.titles[name]} / {title_of(workload.reference)}" for name in compared]
+    factors = [f"{title_of(name)} / {title_of(workload.reference)}" for name in compared]
     return Table(
         title=f"Tokens/s per {workload.per} at equal speed of a user: {workload.title}",
         columns=("tokens/s/user", *(curve.title for curve in work.curves), *factors),
@@ -113,7 +113,7 @@ def sweep_table(work: WorkloadReport) -> Table:
     columns = ("concurrency", "method", f"tokens/s/{workload.per}", "tokens/s/user", factor, TAU)
     has_lost = any(each.lost for line in work.sweep for each in line.by_method.values())
     rows = [
-        (line.name, workload.titles[name], rate_text(each.rate), rate_text(each.user_rate),
+        (line.name, title_of(name), rate_text(each.rate), rate_text(each.user_rate),
          "" if name == workload.reference else factor_text(each.speedup), tau_text(each.tau_of_drafting_passes),
          *((str(each.lost),) if has_lost else ()))
         for line in work.sweep for name, each in line.by_method.items()

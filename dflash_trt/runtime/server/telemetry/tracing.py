@@ -66,7 +66,6 @@ class RequestSpan(AbstractContextManager["RequestSpan", None]):
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def set_request(self, request: GenerationRequest, num_prompt_tokens: int) -> None:
-        """Sets the attributes of the request."""
         self._span.set_attribute("gen_ai.usage.input_tokens", num_prompt_tokens)
         self._span.set_attribute("gen_ai.request.stream", request.body.stream)
         self._span.set_attribute("gen_ai.request.choice.count", request.body.n)
