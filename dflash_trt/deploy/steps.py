@@ -130,20 +130,20 @@ def _is_outside(path: str) -> bool:
 
 def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Path) -> str:
     """Steps for a server of a cluster, whose manifests or script are in `file`; launcher slurm, kubernetes, dynamo."""
-    rendered, models = server.rendered, server.models
-    weights = list(weight_commands(rendered.deployment, source, rendered.runtime, rendered.method))
-    plans = plans_command(rendered.deployment, rendered.runtime, rendered.method)
-    file_name, ask = file_word(file), _ask(server.port, rendered.deployment.checkpoint, server.pod.api_key_secret)
+    deployment, runtime, models = server.deployment, server.runtime, server.models
+    weights = list(weight_commands(deployment, source, runtime, server.method))
+    plans = plans_command(deployment, runtime, server.method)
+    file_name, ask = file_word(file), _ask(server.port, deployment.checkpoint, server.pod.api_key_secret)
     if launcher == "slurm":
         change = command_line(["cd", models])
         below = _lines(f"({change} && {command})" for command in weights)
         build = f"{plans_srun(server)} {command_line(plans)}" if plans else ""
-        mpi = "srun --mpi=pmix --nodes=1 --ntasks=1 true" if rendered.runtime == "trtllm" else ""
+        mpi = "srun --mpi=pmix --nodes=1 --ntasks=1 true" if runtime == "trtllm" else ""
         steps = shell_text(
             "steps_slurm.sh", models=models, weights=below, plans=Text(build), mpi=Text(mpi), file=file_name,
             port=server.port, ask=ask,
         )  # fmt: skip
-        return _numbered(rendered.head, CLUSTER_NEEDS["slurm"], steps)
+        return _numbered(server.head, CLUSTER_NEEDS["slurm"], steps)
     service = f"{graph_name(server)}-{FRONTEND}" if launcher == "dynamo" else server.name
     if launcher == "kubernetes" and server.nodes > 1:
         service += LEADER
@@ -164,7 +164,7 @@ def cluster_steps(server: ClusterServer, source: str, *, launcher: str, file: Pa
         for command in made), file=file_name, plans=build if plans else Text(""), service=f"service/{service}",
         port=server.port, ask=ask,
     )  # fmt: skip
-    return _numbered(rendered.head, CLUSTER_NEEDS["kubernetes"], steps)
+    return _numbered(server.head, CLUSTER_NEEDS["kubernetes"], steps)
 
 
 def _job(server: ClusterServer, suffix: str, *, environment: list[Manifest], **values: Any) -> Text:

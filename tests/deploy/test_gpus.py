@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure of a GPU has a primary source: NVIDIA's documents, AIConfigurator's files, or the driver."""
+"""Every figure of a GPU has a primary source (NVIDIA's documents, AIConfigurator's files, the driver); NVML's names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import re
 import msgspec
 import pytest
 
-from dflash_trt.deploy.gpus import GpuSpec, known_gpu, known_gpus
+from dflash_trt.deploy import catalog
+from dflash_trt.deploy.gpus import GpuSpec, gpu_named, known_gpu, known_gpus, parse_gpus
 
 MIB = 1 << 20
 PRIMARY = re.compile(
@@ -61,3 +62,35 @@ def test_memory_is_the_driver_s() -> None:
     }
     assert (shown["rtx5090"], shown["h200"], shown["b200"], shown["b300"]) == (32607, 143771, 183359, 275040)
     assert known_gpus().keys() - shown.keys() == {"thor", "gb10"}
+
+
+@pytest.mark.parametrize(
+    ("title", "gigabytes", "name"),
+    [
+        ("NVIDIA H200", 150, "h200"),
+        ("NVIDIA H100 80GB HBM3", 85, "h100"),
+        ("NVIDIA H100 NVL", 100, "h100-nvl"),
+        ("NVIDIA A100-SXM4-40GB", 42, "a100-40gb"),
+        ("NVIDIA GeForce RTX 5090", 34, "rtx5090"),
+        ("NVIDIA L4", 24, "l4"),
+        ("NVIDIA L40S", 48, "l40s"),
+        ("NVIDIA GB200", 198, "gb200"),
+        ("NVIDIA GB10", 128, "gb10"),
+        ("Tesla V100-SXM2-16GB", 16, None),
+    ],
+)
+def test_names_of_the_driver(title: str, gigabytes: int, name: str | None) -> None:
+    found = gpu_named(title, gigabytes * 10**9)
+    assert (None if found is None else found.name) == name
+
+
+def test_hints_choose_by_the_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "own_gpu", lambda: known_gpus()["rtx5090"])
+    assert "serve-config qwen3-8b.rtx5090x1.latency --runtime vllm" in str(catalog.next_commands("Qwen/Qwen3-8B"))
+    monkeypatch.setattr(catalog, "own_gpu", lambda: None)
+    assert "serve-config --list Qwen/Qwen3-8B" in str(catalog.next_commands("Qwen/Qwen3-8B"))
+
+
+@pytest.mark.parametrize("text", ["b300x8", "B300x8", "8xb300", "8XB300"])
+def test_gpus_in_any_order(text: str) -> None:
+    assert str(parse_gpus(text, "--gpus")) == "b300x8"

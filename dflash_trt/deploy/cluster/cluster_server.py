@@ -16,7 +16,6 @@ import msgspec
 
 from dflash_trt.deploy.cluster.pod_options import PodOptions
 from dflash_trt.deploy.render import Rendered
-from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
@@ -35,10 +34,9 @@ MAX_NAME = 40
 """Maximum length of a name; operators append to it, and Kubernetes allows 63 characters."""
 
 
-class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A rendered deployment as servers of a cluster."""
+class ClusterServer(Rendered, frozen=True, kw_only=True):
+    """A rendered deployment as servers of a cluster, whose containers find the YAML of trtllm-serve in CONFIG."""
 
-    rendered: Rendered
     name: str
     """A DNS label."""
     image: str
@@ -51,32 +49,19 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     """Options of pods, for Kubernetes."""
 
     @property
-    def runtime(self) -> Runtime:
-        return self.rendered.runtime
-
-    @property
-    def port(self) -> int:
-        return self.rendered.port
-
-    @property
-    def words(self) -> list[str]:
-        """The command in a container; trtllm-serve reads CONFIG."""
-        return self.rendered.words(CONFIG)
-
-    @property
     def config(self) -> str | None:
         """YAML of trtllm-serve; the other runtimes have flags alone."""
-        return self.rendered.text if self.runtime == "trtllm" else None
+        return self.text if self.runtime == "trtllm" else None
 
     @property
     def ranks(self) -> int:
         """Ranks, and GPUs, of one server."""
-        return self.rendered.deployment.tensor_parallel
+        return self.deployment.tensor_parallel
 
     @property
     def nodes(self) -> int:
         """Nodes of one server."""
-        return max(1, self.ranks // self.rendered.deployment.gpus.per_node)
+        return max(1, self.ranks // self.deployment.gpus.per_node)
 
     @property
     def gpus_per_node(self) -> int:
@@ -86,7 +71,7 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reuses_prefixes(self) -> bool:
         """Whether the server reuses cached prefixes, for which a router then looks."""
-        return self.rendered.deployment.reuses_prefixes(self.runtime, self.rendered.method)
+        return self.deployment.reuses_prefixes(self.runtime, self.method)
 
 
 def cluster_server(rendered: Rendered, *, version: str, image: str | None, models: str, replicas: int) -> ClusterServer:
@@ -112,7 +97,7 @@ def cluster_server(rendered: Rendered, *, version: str, image: str | None, model
     if ranks > per_node and ranks % per_node:
         raise ConfigError(f"tensor_parallel: expected whole nodes of {per_node} GPUs, found {ranks}")
     return ClusterServer(
-        rendered=rendered,
+        **msgspec.structs.asdict(rendered),
         name=dns_label(deployment.name),
         image=IMAGES[rendered.runtime].format(version) if image is None else image,
         models=models,
@@ -152,7 +137,7 @@ RANK, LEADER = "NODE_RANK", "LEADER"
 
 def node_command(server: ClusterServer, *, rank: str, leader: str) -> str:
     """One line of shell for each node; `rank` and `leader` are names of variables. One node's is the plain command."""
-    command = command_line(server.words)
+    command = command_line(server.words(CONFIG))
     if server.nodes == 1:
         return f"exec {command}"
     others, flags = _joined(server.runtime, server.nodes, rank, leader)

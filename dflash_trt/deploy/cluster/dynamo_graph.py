@@ -84,8 +84,8 @@ def dynamo_graph(server: ClusterServer) -> str:
     006b6e10; dynamo.profiler 1.6.1 writes it as well). It adds shared memory to workers itself.
     """
     server = replace(server, name=graph_name(server))
-    start = [*(ENGINE_MODE if server.rendered.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
-    variables = dict(server.rendered.environment)
+    start = [*(ENGINE_MODE if server.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
+    variables = dict(server.environment)
     if server.nodes > 1 and server.runtime == "trtllm":
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     graph = manifest(
@@ -103,16 +103,16 @@ def dynamo_graph(server: ClusterServer) -> str:
 
 
 def _worker_arguments(server: ClusterServer) -> list[str]:
-    target = server.rendered.deployment.target
+    target = server.deployment.target
     words = ["--model" if server.runtime == "vllm" else "--model-path", target]
     if server.runtime == "trtllm":
         words += ["--served-model-name", target, "--extra-engine-args", CONFIG]
     else:
-        kept = {name: value for name, value in server.rendered.arguments.items() if name not in SERVERS_OWN}
+        kept = {name: value for name, value in server.arguments.items() if name not in SERVERS_OWN}
         words += flag_words(server.runtime, kept)
     parsers = target_parsers(target)
     for flag, names in (("--dyn-reasoning-parser", parsers.reasoning), ("--dyn-tool-call-parser", parsers.tool)):
         words += [flag, names["dynamo"]] if "dynamo" in names else []
-    if needs_thinking_off(server.rendered.deployment.checkpoint):
+    if needs_thinking_off(server.deployment.checkpoint):
         words += ["--dyn-default-thinking-mode", "disabled"]
     return words + (KV_EVENT_FLAGS[server.runtime] if server.reuses_prefixes else [])

@@ -77,7 +77,7 @@ def with_needs(server: ClusterServer, place: str, manifests: list[Manifest]) -> 
         keys = "--from-file=id_ed25519 --from-file=authorized_keys=id_ed25519.pub"
         needs.append("LeaderWorkerSet, and sshd in the image")
         needs.append(f"a key pair: kubectl create secret generic {server.name}-ssh {keys}")
-    lines = (server.rendered.head, f"# Answers on {place}", *(f"# Needs {need}" for need in needs))
+    lines = (server.head, f"# Answers on {place}", *(f"# Needs {need}" for need in needs))
     return "".join(f"{line}\n" for line in lines) + yaml_text(manifests)
 
 
@@ -110,7 +110,7 @@ def needed_capabilities(server: ClusterServer) -> tuple[str, ...]:
     """Capabilities of the runtime: RDMA between nodes locks memory; TensorRT-LLM's all-to-all for experts takes
     memory of other ranks by pidfd_getfd on x86 (flashinfer#4089).
     """
-    deployment = server.rendered.deployment
+    deployment = server.deployment
     shares_memory = server.runtime == "trtllm" and deployment.enable_attention_dp and deployment.expert_parallel > 1
     return (*(("IPC_LOCK",) if server.nodes > 1 else ()), *(("SYS_PTRACE",) if shares_memory else ()))
 
@@ -143,7 +143,7 @@ def _serving(server: ClusterServer, command: list[str]) -> Manifest:
 def _server_words(server: ClusterServer) -> list[str]:
     """The command; vLLM reads clients' key from the environment, SGLang takes a flag."""
     has_flag = server.runtime == "sglang" and server.pod.api_key_secret is not None
-    return [*server.words, *(["--api-key", f"$({API_KEYS['sglang']})"] if has_flag else [])]
+    return [*server.words(CONFIG), *(["--api-key", f"$({API_KEYS['sglang']})"] if has_flag else [])]
 
 
 def _node_pods(server: ClusterServer) -> tuple[Manifest, Manifest]:
@@ -166,7 +166,7 @@ def _mpi_pods(server: ClusterServer) -> tuple[Manifest, Manifest]:
                           " runs as root")  # fmt: skip
     launch = shell_text(
         "mpi_leader.sh", gpus_per_node=server.gpus_per_node, workers=server.nodes - 1, ranks=server.ranks,
-        command=server.words,
+        command=server.words(CONFIG),
     )  # fmt: skip
     worker = ["bash", "-c", shell_text("mpi_worker.sh")]
     pods = _serving(server, ["bash", "-c", launch]), _pod(server, "worker", worker, None, *SSHD)

@@ -39,9 +39,9 @@ def sbatch_script(server: ClusterServer) -> str:
     """
     if server.replicas != 1:
         raise ConfigError("--replicas: expected 1 for a Slurm job, which is one server", hint="submit it several times")
-    words, options = server.words, SBATCH_OPTIONS if server.sbatch is None else server.sbatch
+    words, options = server.words(CONFIG), SBATCH_OPTIONS if server.sbatch is None else server.sbatch
     values: dict[str, str | int] = {
-        "head": Text(server.rendered.head),
+        "head": Text(server.head),
         "address": Text(f"{words[words.index('--host') + 1]}:{server.port}"),
         "name": server.name,
         "nodes": server.nodes,
@@ -56,7 +56,7 @@ def sbatch_script(server: ClusterServer) -> str:
     if broken := [word for word in words if word.split() != [word]]:
         raise ConfigError(f"--launcher slurm: expected no white space in the command, found {broken[0]!r}")
     file = '"$config"' if server.image == NO_IMAGE else CONFIG
-    ranks = f"{command_line(['trtllm-llmapi-launch', *server.rendered.command])} {file}"
+    ranks = f"{command_line(['trtllm-llmapi-launch', *server.command])} {file}"
     needs, place = _place(server, f'"{server.models}:{server.models},$config:{CONFIG}"')
     config = Text(server.config.rstrip("\n"))
     return shell_text("slurm_ranks.sh", **values, needs=needs, place=place, config=config, command=Text(ranks))
