@@ -11,6 +11,7 @@ import msgspec
 
 from dflash_trt import _C
 from dflash_trt.engine.proposals import Draw, Proposals
+from dflash_trt.runtime.batch import Batch
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
@@ -45,16 +46,11 @@ class Drafting:
         self.draft_length = draft_length
         self._proposal_choice = ProposalChoice()
 
-    def start(self, runner: ModelRunner, requests: Mapping[int, Request]) -> Drafts:
-        """Starts the pass for `requests` by slot, in the order of slots."""
-        began = time.perf_counter()
-        lengths = self.draft_length.lengths([request.params.draft_length for request in requests.values()])
-        anchors, limits = _C.next_blocks([request.answer for request in requests.values()], lengths)
-        forced = {
-            slot: Proposals(ids, is_forced=True)
-            for (slot, request), limit in zip(requests.items(), limits, strict=True)
-            if request.processors and limit > 0 and (ids := request.forced(limit))
-        }
+    def start(self, runner: ModelRunner, batch: Batch) -> Drafts:
+        """Starts the pass for the requests that decode."""
+        began, requests = time.perf_counter(), batch.decoding
+        anchors, limits = _C.next_blocks(batch.answers, self.draft_length.lengths(batch.asked))
+        forced = _forced(requests, limits) if batch.has_processors else {}
         slots = runner.draftable([*compress(requests, limits)])
         if forced:
             slots = [slot for slot in slots if slot not in forced]
@@ -75,10 +71,11 @@ class Drafting:
         of_request = zip(drafts.requests.items(), drafts.anchors, drafts.limits, strict=True)
         for (slot, request), anchor, limit in of_request:
             drafted = proposals.get(slot, NO_PROPOSALS)
-            if len(drafted.token_ids) > limit or drafted.survival is not None:
+            token_ids, _, _, survival, _ = drafted
+            if len(token_ids) > limit or survival is not None:
                 drafted = self._cut(request, drafted.first(limit))
-            token_ids = [anchor, *drafted.token_ids]
-            blocks.append(StepInput(slot, token_ids, len(token_ids), request, drafted))
+                token_ids = drafted.token_ids
+            blocks.append(StepInput(slot, [anchor, *token_ids], len(token_ids) + 1, request, drafted))
         return blocks
 
     def observe(self, record: StepRecord) -> None:
@@ -97,6 +94,15 @@ class Drafting:
         if proposals.survival is None or request.params.draft_length is not None:
             return proposals
         return proposals.first(self.draft_length.cut_length(proposals.survival))
+
+
+def _forced(requests: Mapping[int, Request], limits: Sequence[int]) -> dict[int, Proposals]:
+    """Proposals, by slot, that a grammar leaves no choice about."""
+    return {
+        slot: Proposals(ids, is_forced=True)
+        for (slot, request), limit in zip(requests.items(), limits, strict=True)
+        if request.processors and limit > 0 and (ids := request.forced(limit))
+    }
 
 
 def free_blocks(blocks: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> list[FreeBlock]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dflash_trt.engine.proposals import Proposals
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
@@ -33,7 +31,3 @@ class StepInput(Segment, frozen=True, gc=False):
     def num_drawn(self) -> int:
         """Rows of the logits that tokens are drawn from."""
         return self.num_logits - self.num_prompt_logits
-
-    def num_committed(self, accepted: Sequence[int]) -> int:
-        """Tokens that become context: all but the rejected proposals, given the `accepted` tokens."""
-        return (len(accepted) or 1) if self.drafted.token_ids else len(self.token_ids)
