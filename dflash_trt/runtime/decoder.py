@@ -28,7 +28,6 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept_parts
-from dflash_trt.runtime.batch import Batch
 from dflash_trt.runtime.drafting import Drafting, Drafts, free_blocks
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.policy.client_queue import ClientQueue, split_room, to_preempt
@@ -36,7 +35,7 @@ from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.policy.step_share import StepShare
 from dflash_trt.runtime.request import Request, append_all
-from dflash_trt.runtime.step_input import StepInput
+from dflash_trt.runtime.step_input import Batch, StepInput
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.model_runner import ModelRunner
@@ -162,10 +161,7 @@ class Decoder:
         return [StepInput.chunk(*each, size) for each, size in zip(batch.reading, sizes, strict=True) if size]
 
     def _commit(self, parts: Sequence[StepInput], chunks: Sequence[StepInput], accepted: list[list[int]]) -> list[int]:
-        """Rolls back what was rejected; the rest is in both caches, and in the answers up to a token that ends them.
-
-        Returns how many tokens of each part became context: all but the rejected proposals.
-        """
+        """Rolls back rejected proposals and lengthens the answers; returns how many tokens of each part are context."""
         num_blocks = len(parts) - len(chunks)
         committed = [len(tokens) or 1 for tokens in accepted[:num_blocks]]
         committed += [len(chunk.token_ids) for chunk in chunks]

@@ -11,13 +11,12 @@ import msgspec
 
 from dflash_trt import _C
 from dflash_trt.engine.proposals import Draw, Proposals
-from dflash_trt.runtime.batch import Batch
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.policy.step_record import FreeBlock, StepRecord
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
+from dflash_trt.runtime.step_input import NO_PROPOSALS, Batch, StepInput
 
 
 class Drafts(msgspec.Struct):
@@ -50,7 +49,11 @@ class Drafting:
         """Starts the pass for the requests that decode."""
         began, requests = time.perf_counter(), batch.decoding
         anchors, limits = _C.next_blocks(batch.answers, self.draft_length.lengths(batch.asked))
-        forced = _forced(requests, limits) if batch.has_processors else {}
+        forced = {
+            slot: Proposals(ids, is_forced=True)
+            for place, slot, request in batch.guided
+            if limits[place] > 0 and (ids := request.forced(limits[place]))
+        }
         slots = runner.draftable([*compress(requests, limits)])
         if forced:
             slots = [slot for slot in slots if slot not in forced]
@@ -94,15 +97,6 @@ class Drafting:
         if proposals.survival is None or request.params.draft_length is not None:
             return proposals
         return proposals.first(self.draft_length.cut_length(proposals.survival))
-
-
-def _forced(requests: Mapping[int, Request], limits: Sequence[int]) -> dict[int, Proposals]:
-    """Proposals, by slot, that a grammar leaves no choice about."""
-    return {
-        slot: Proposals(ids, is_forced=True)
-        for (slot, request), limit in zip(requests.items(), limits, strict=True)
-        if request.processors and limit > 0 and (ids := request.forced(limit))
-    }
 
 
 def free_blocks(blocks: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> list[FreeBlock]:

@@ -65,20 +65,13 @@ class ModelRunner:
         rollback = self._target.rollback
         for segment, count in zip(self._segments, num_tokens, strict=True):
             rollback(segment.slot, len(segment.token_ids) - count)
-        if self._drafter is not None:
-            self._inject(self._drafter, num_tokens)
+        if (drafter := self._drafter) is not None:  # tokens beyond its positions are left out
+            slots = [segment.slot for segment in self._segments]
+            num_rows = [len(segment.token_ids) for segment in self._segments]
+            taps, fitting = side_by_side(self._tapped), drafter.fitting(slots, num_tokens)
+            for owners, counts, rows in _C.row_passes(slots, num_rows, fitting, MAX_ROWS):
+                drafter.inject(owners, counts, taps, rows)
         self._segments, self._tapped = (), ()  # an idle runner keeps no request in memory
-
-    def _inject(self, drafter: Drafter, num_tokens: Sequence[int]) -> None:
-        """Makes the taps of committed tokens the drafter's context, in passes of at most MAX_ROWS rows.
-
-        Tokens beyond the draft's positions are left out.
-        """
-        slots = [segment.slot for segment in self._segments]
-        new, taps = drafter.fitting(slots, num_tokens), side_by_side(self._tapped)
-        num_rows = [len(segment.token_ids) for segment in self._segments]
-        for owners, counts, rows in _C.row_passes(slots, num_rows, new, MAX_ROWS):
-            drafter.inject(owners, counts, taps, rows)
 
     def release(self, slot: int) -> None:
         """Empties a slot."""

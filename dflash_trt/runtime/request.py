@@ -158,8 +158,7 @@ class Request:
 def append_all(requests: Sequence[Request], drafted: list[Proposals], accepted: list[list[int]], now: float) -> bool:
     """Appends accepted proposals and the token after them to each answer, up to the first that ends it.
 
-    Where there are none, logits were not finite, and the answer is `ending` with an error. Returns whether one has
-    ended.
+    Without any, logits were not finite: the answer is `ending` with an error. Returns whether one has ended.
     """
     ended = _C.append_all([request.answer for request in requests], drafted, accepted, now)
     for index, reason in ended:

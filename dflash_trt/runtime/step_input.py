@@ -1,13 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of one request in a step."""
+"""The requests that take part in a step, and the part of each of them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from dflash_trt.engine.proposals import Proposals
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
 
 NO_PROPOSALS = Proposals([])
+
+
+class Batch:
+    """Running requests by what a step does with them: kept while none joins, leaves or goes on from its prompt."""
+
+    def __init__(self, running: Mapping[int, Request]) -> None:
+        self.clients = [request.client for request in running.values()]
+        """Client of each request."""
+        self.reading = [(slot, request) for slot, request in running.items() if request.num_unread]
+        """Slots and requests whose prompts are still being read, in the order of admission."""
+        going = ((slot, running[slot]) for slot in sorted(running))
+        self.decoding = {slot: each for slot, each in going if not each.num_unread and each.ending is None}
+        """Requests whose prompts have been read and whose answers go on, by slot, in the order of slots."""
+        decoding = self.decoding.values()
+        self.answers, self.asked = [each.answer for each in decoding], [each.params.draft_length for each in decoding]
+        """Answer of each of them, and the draft length that it asks for."""
+        self.guided = [(place, *each) for place, each in enumerate(self.decoding.items()) if each[1].processors]
+        """Place, slot and request of those with logits processors."""
 
 
 class StepInput(Segment, frozen=True, gc=False):
