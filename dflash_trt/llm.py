@@ -17,8 +17,7 @@ from dflash_trt.api.fields import refusal
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.api.signature import takes
-from dflash_trt.deploy.deployment_file import Method
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import Method, deployment_path
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.progress_display import progress_bar
 

@@ -95,14 +95,10 @@ def target_dir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def sessions() -> dict[str, Session]:
     """Both trained pairs, built and loaded once."""
-    from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.runtime.load import open_session
-    from tests.engines import trained_engine
+    from tests.decoding import open_trained
     from tests.fixtures_data import PAIRS
-    from tests.paths import FIXTURES
 
-    options = RuntimeOptions(max_batch_size=1)
-    return {name: open_session(trained_engine(name), str(FIXTURES / name), options) for name in PAIRS}
+    return {name: open_trained(name, max_batch_size=1) for name in PAIRS}
 
 
 @pytest.fixture(scope="session")

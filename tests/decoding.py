@@ -9,15 +9,19 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dflash_trt.api.completion import Completion
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
+from tests.engines import trained_engine
+from tests.paths import FIXTURES
 
 
 def greedy(max_tokens: int, stop_token_ids: Sequence[int] = ()) -> SamplingParams:
@@ -49,6 +53,11 @@ def memory_of(session: Session) -> list[weakref.ref[Any]]:
     caches = [cache for layer in target.cache.layers.values() for cache in layer]  # type: ignore[attr-defined]
     tensors = [*target.model.parameters(), *target.model.buffers(), *caches, drafter.cache.k, drafter.cache.v]
     return [weakref.ref(each) for each in (target.model, drafter.executor, *(x.untyped_storage() for x in tensors))]
+
+
+def open_trained(name: str, engine: Path | None = None, **options: Any) -> Session:
+    """A session on the fixture target `name` and its trained draft, or the draft in `engine`."""
+    return open_session(engine or trained_engine(name), str(FIXTURES / name), RuntimeOptions(**options))
 
 
 def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dtype: str = "float32") -> Session:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.number_formats import W4A16_NVFP4
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.deploy.quantized_drafts import lowest_gpu, unread, weights_only_below
+from dflash_trt.deploy.rules.quantized_rules import lowest_gpu, unread, weights_only_below
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.quantize.loadable import LOADABLE
 from dflash_trt.quantize.recipe import load_recipe, recipe_names

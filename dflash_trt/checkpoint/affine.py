@@ -13,9 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.decoded_tensor import DecodedTensor, decoded
+from dflash_trt.checkpoint.decoded_tensor import DecodedTensor, as_float32, decoded, map_tensor
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.quantization import DENSE_DTYPES
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
 from dflash_trt.errors import CheckpointError, human_bytes

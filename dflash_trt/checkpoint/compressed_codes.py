@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.safetensors_file import Weights
 
 Floats = NDArray[np.float32]

@@ -13,9 +13,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from dflash_trt.checkpoint.compressed_claims import HINT, read_claims, refusal, scheme_of
 from dflash_trt.checkpoint.compressed_codes import decoder, grid, has_packed_points
-from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
+from dflash_trt.checkpoint.compressed_scheme import HINT, NVFP4, PACKED, Scheme, read_claims, refusal, scheme_of
 from dflash_trt.checkpoint.decoded_tensor import DecodedTensor, decoded
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import COMPRESSED, DENSE_DTYPES

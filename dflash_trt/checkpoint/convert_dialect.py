@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 
 from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
-from dflash_trt.checkpoint.dialects import modelopt, speculators_layout, zlab_layout
-from dflash_trt.checkpoint.dialects.dialect import Layout
+from dflash_trt.checkpoint.dialects.layouts import Layout, name_verifier
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.finite import check_finite
@@ -27,7 +26,6 @@ from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import OutputKind, new_directory
 
-LAYOUTS = {layout.name: layout for layout in (zlab_layout.LAYOUT, speculators_layout.LAYOUT, modelopt.LAYOUT)}
 CARRIED_KEYS = {
     "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
     "transformers_version", "use_cache",
@@ -57,7 +55,7 @@ def convert_dialect(
         config, details = _config(draft, layout, verifier)
         check_finite(tensor for tensor in draft.weights.values() if isinstance(tensor, DecodedTensor))
         tensors = layout.stored(draft.weights)
-        derived = _t2d(draft) if layout is speculators_layout.LAYOUT else {}
+        derived = _t2d(draft) if layout.name == "speculators" else {}
         sizes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
         sizes |= {name: ("BOOL", values.shape) for name, values in derived.items()}
         with SafetensorsWriter(directory / SINGLE, aligned(sizes), metadata={PRODUCER_KEY: PRODUCER}) as writer:
@@ -105,7 +103,7 @@ def _config(draft: DraftCheckpoint, layout: Layout, verifier: Verifier | None) -
     """config.json and, of a quantised draft, hf_quant_config.json."""
     config = layout.to_config(draft.spec, draft.torch_dtype())
     if verifier is not None:
-        config = speculators_layout.name_verifier(config, verifier.name, verifier.architectures)
+        config = name_verifier(config, verifier.name, verifier.architectures)
     if (algorithms := draft.quantization.algorithms()) and not layout.holds_quantised:
         raise CheckpointError(
             f"{draft.directory}: expected an unquantised draft, which is what the layout {layout.name} holds, found"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that another quantiser packed, presented as BF16 and decoded on read."""
+"""Weights as arrays: mapped from their file, or presented as BF16 and decoded on read where they are packed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,7 @@ from dflash_trt.checkpoint.safetensors_file import StoredTensor
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 CHUNK = 2**22
 """Elements that are read or decoded at a time; they fit a core's cache."""
@@ -77,3 +78,25 @@ def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
     with np.errstate(invalid="ignore"):
         return values.astype(ml_dtypes.bfloat16, order="C").view(np.uint16)
+
+
+NUMPY_TYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+"""BF16 as its bits: numpy lacks the type, and the packers read bits."""
+
+
+def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
+    """A read-only memory map of the tensor, in its shape; a decoded tensor becomes an array in memory."""
+    import numpy as np
+
+    shape = tensor.shape or (1,)
+    if isinstance(tensor, DecodedTensor):
+        return tensor.whole()
+    return np.memmap(tensor.file, NUMPY_TYPES[tensor.dtype], mode="r", offset=tensor.offset, shape=shape)
+
+
+def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    """An array of `map_tensor`, or a part of it, as float32: exact for all three types."""
+    import ml_dtypes
+    import numpy as np
+
+    return (values.view(ml_dtypes.bfloat16) if values.dtype == np.dtype("<u2") else values).astype(np.float32)

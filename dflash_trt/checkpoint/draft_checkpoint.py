@@ -13,12 +13,11 @@ import msgspec
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.gguf import describe as describe_gguf
+from dflash_trt.checkpoint.dialects.keys import check_restated
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, recognise
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
-from dflash_trt.checkpoint.dialects.restated import check_restated
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
-from dflash_trt.checkpoint.engine_config import as_checkpoint
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.foreign_quantisers import refuse_foreign, refuse_foreign_tensors, refuse_uncalibrated
 from dflash_trt.checkpoint.number_formats import FORMATS
@@ -158,3 +157,32 @@ def _refuse_pickles(directory: Path) -> None:
             f" {', '.join(path.name for path in strays)} (pickle)",
             hint=mimo.CONVERSION if strays[0].name == mimo.PICKLED_MASK else None,
         )
+
+
+REPLACED = "dflash_trt_checkpoint"
+"""Key of an engine's config.json with the values that `for_pool` replaced."""
+
+
+def for_pool(config: dict[str, object], num_layers: int) -> dict[str, object]:
+    """config.json of an engine: `config` with one BF16 pool for all layers, which TensorRT-LLM allocates.
+
+    With different windows TensorRT-LLM would allocate several pools; with one window for all it would recycle pages
+    that the worker still reads; without a window it would inherit the target's
+    (`_create_one_model_draft_kv_cache_manager` of pyexecutor/_util.py @ 12a71fe4). The graphs contain the windows, and
+    readers of the draft find them at REPLACED.
+    """
+    pool = {
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * num_layers,
+        "torch_dtype": "bfloat16",
+    }
+    return config | pool | {REPLACED: {key: config[key] for key in pool if key in config}}
+
+
+def as_checkpoint(config: Facts) -> Facts:
+    """The draft's own facts, from the config.json of a checkpoint or of an engine directory."""
+    if REPLACED not in config:
+        return Facts(config.values(), config.file)  # with nothing read so far
+    kept = {key: value for key, value in config.values().items() if key not in for_pool({}, 0)}
+    return Facts(kept | config.section(REPLACED).values(), config.file)

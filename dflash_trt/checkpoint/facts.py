@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from dflash_trt.errors import CheckpointError, cut
-from dflash_trt.files.foreign import NUM_BYTES, foreign_content
 from dflash_trt.files.json_file import MAX_BYTES, json_object
-from dflash_trt.files.read import read_bytes
+from dflash_trt.files.read import NUM_BYTES, foreign_content, read_bytes
 
 MAX_INTEGER = 2**31 - 1  # sizes, positions and token ids are INT32 in the graphs
 MIN_NUMBER, MAX_NUMBER = 1.2e-38, 3.4e38  # FLOAT's range, the type of the graphs' constants

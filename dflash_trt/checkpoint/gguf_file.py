@@ -20,8 +20,7 @@ from dflash_trt.checkpoint.safetensors_file import (
     refuse_foreign,
 )
 from dflash_trt.errors import CheckpointError, shown
-from dflash_trt.files.foreign import NUM_BYTES
-from dflash_trt.files.read import open_file
+from dflash_trt.files.read import NUM_BYTES, open_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

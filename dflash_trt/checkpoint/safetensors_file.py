@@ -15,9 +15,8 @@ from typing import BinaryIO
 import msgspec
 
 from dflash_trt.errors import CheckpointError, cut, shown
-from dflash_trt.files.foreign import NUM_BYTES, foreign_content
 from dflash_trt.files.json_file import json_object
-from dflash_trt.files.read import open_file
+from dflash_trt.files.read import NUM_BYTES, foreign_content, open_file
 
 BITS_PER_ELEMENT = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,

@@ -39,7 +39,7 @@ def print_points(output: Path, *, as_json: bool) -> None:
 
 def measure(sweep: Sweep) -> None:
     """Measures all missing points, and counts their answers on stderr."""
-    missing = sweep.all_missing()
+    missing = sweep.missing()
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),

@@ -14,7 +14,7 @@ from dflash_trt.cli.build_engine import build_checkpoint, build_deployment
 from dflash_trt.cli.build_request import BACKENDS, BuildRequest, asked_plans, check_usage
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.options import PATH, options, parsed
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.machine import parse_gpus
 from dflash_trt.engine.plans.plan import PlanOptions

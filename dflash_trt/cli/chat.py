@@ -23,7 +23,7 @@ from dflash_trt.cli.options import (
     template_options,
 )
 from dflash_trt.cli.settings import refuse_runtime_options, runtime_options, sampling_options, take_runtime_options
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:

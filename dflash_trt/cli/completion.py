@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dflash_trt.deploy.catalog import catalog
-from dflash_trt.deploy.deployment_path import shipped_deployments
+from dflash_trt.deploy.deployment_file import shipped_deployments
 from dflash_trt.deploy.gpus import known_gpus
 from dflash_trt.quantize.recipe import recipe_names
 

@@ -12,8 +12,7 @@ from dflash_trt.cli.completion import TARGET
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.catalog import CHOICE, COLUMNS, KnownDraft, catalog, choice, drafts_for, entry, legend, row
-from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.deployment_path import shipped_deployments
+from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import quoted
 

@@ -20,7 +20,7 @@ from dflash_trt.cli.options import (
     tp_option,
 )
 from dflash_trt.cli.settings import refuse_runtime_options, runtime_options, sampling_options, take_runtime_options
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes

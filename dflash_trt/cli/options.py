@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from dflash_trt.api.chat_template import TemplateOptions
 from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.deploy.catalog import next_commands
-from dflash_trt.deploy.deployment_path import deployment_path, refuse_deployment
+from dflash_trt.deploy.deployment_file import deployment_path, refuse_deployment
 from dflash_trt.deploy.gpus import FACTS_EXAMPLE, parse_gpu_facts
 from dflash_trt.errors import EngineError, shown
 from dflash_trt.files.write import OutputKind, check_replaceable

@@ -18,8 +18,7 @@ from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_g
 from dflash_trt.cli.output import print_written
 from dflash_trt.cli.settings import runtime_options
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import METHODS, Method, load_deployment
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.real_classes import check_with_package

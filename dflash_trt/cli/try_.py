@@ -21,8 +21,7 @@ from dflash_trt.cli.doctor import print_diagnosis
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json
 from dflash_trt.deploy.catalog import next_commands
-from dflash_trt.deploy.deployment_file import METHODS, Method
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.errors import ConfigError, EndpointError, printable
 from dflash_trt.runtime.progress_display import LINE_SECONDS

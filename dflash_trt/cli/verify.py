@@ -30,7 +30,7 @@ from dflash_trt.cli.options import (
 from dflash_trt.cli.output import print_json
 from dflash_trt.cli.settings import max_tokens_option, runtime_options
 from dflash_trt.cli.verify_tables import print_replay_report, print_report
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
 

@@ -14,8 +14,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.number_formats import FP8, NVFP4
-from dflash_trt.deploy.gpus import DATA
-from dflash_trt.deploy.own_gpus import own_gpu
+from dflash_trt.deploy.gpus import DATA, own_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.json_file import package_data

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.coerce import coerce
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
@@ -17,7 +16,7 @@ from dflash_trt.deploy.rules.choice_rules import chat_mode, choices, packed_weig
 from dflash_trt.deploy.rules.quantized_rules import quantized_draft
 from dflash_trt.deploy.rules.target_rules import MODEL_RULES, remote_code
 from dflash_trt.deploy.schema import Schema
-from dflash_trt.deploy.schema_check import check_schema
+from dflash_trt.deploy.schema_check import check_schema, coerce
 from dflash_trt.deploy.vllm_speculation import with_short_flags
 
 RULES = {"trtllm": trtllm_rules, "vllm": vllm_rules, "sglang": sglang_rules}

@@ -11,10 +11,11 @@ import msgspec
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.runtime_arguments import RuntimeArguments
 from dflash_trt.deploy.schema import TITLES, Runtime
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, EngineError
+from dflash_trt.files.command import quoted
 from dflash_trt.files.read import is_directory, is_file
-from dflash_trt.files.strict_yaml import load_yaml
-from dflash_trt.quantize.recipe import FP8_KV
+from dflash_trt.files.strict_yaml import closest, load_yaml
+from dflash_trt.quantize.recipe import FP8_KV, recipe_directory
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -127,3 +128,49 @@ def check_runtime(file: DeploymentFile, name: str, runtime: Runtime) -> None:
             f"{name} cannot be served by {TITLES[runtime]}, only by {others}",
             hint=f"serve-config --runtime {file.runtimes[0]} writes its configuration; the deployment's file says why",
         )
+
+
+def shipped_deployments() -> dict[str, Path]:
+    """The deployment files that come with the package, by name."""
+    files = {file.stem: file for file in recipe_directory().parent.glob("*.yaml")}
+    return dict(sorted(files.items()))
+
+
+def refuse_deployment(name: str | Path) -> None:
+    """Raises EngineError where an engine directory is expected and `name` is a deployment, which runs elsewhere."""
+    if (file := deployment_path(str(name))) is not None:
+        runtime = (load_deployment(file).runtimes or ("trtllm",))[0]
+        raise EngineError(
+            f"{name} is a deployment, not an engine directory",
+            hint=f"dflash-trt serve-config {quoted(Path(name))} --runtime {runtime}",
+        )
+
+
+def deployment_path(name: str) -> Path | None:
+    """The deployment file that a command's argument names, by its path or as one that comes with the package.
+
+    None for a checkpoint or an engine; what lies here comes before a shipped deployment of the same name. Raises
+    ConfigError for a file that is nowhere, the beginning of shipped names, and a word that resembles one.
+    """
+    path, shipped = Path(name), shipped_deployments()
+    is_file = path.suffix in (".yaml", ".yml")
+    try:
+        if path.exists():
+            return path if is_file else None
+    except OSError:  # no name of a file, too long for one
+        return None
+    stem = name.removesuffix(".yaml")
+    if stem in shipped:
+        return shipped[stem]
+    if begun := [each for each in shipped if each.startswith(f"{stem}.")]:
+        raise ConfigError(
+            f"{name}: expected the whole name of a deployment, found the beginning of {len(begun)}",
+            hint=f"one of {', '.join(begun)}",
+        )
+    near = closest(stem, shipped, "name")
+    if is_file or (near and "/" not in name):
+        raise ConfigError(
+            f"{name}: neither a path here nor the name of a shipped deployment{near}",
+            hint="dflash-trt serve-config --list",
+        )
+    return None

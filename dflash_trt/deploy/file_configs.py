@@ -13,10 +13,9 @@ from dflash_trt.deploy.catalog import known_draft
 from dflash_trt.deploy.foreign.read_arguments import read_arguments
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, ServedModels, served_by
 from dflash_trt.deploy.rules.checked_config import BLOCKS, CheckedConfig, served_target
 from dflash_trt.deploy.schema import Schema
-from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.deploy.vllm_speculation import with_short_flags

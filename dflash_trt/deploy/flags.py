@@ -11,8 +11,7 @@ from typing import Any
 
 from dflash_trt.deploy.command_text import NEGATABLE, positional_keys
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.renamed_flags import renamed_flags
-from dflash_trt.deploy.schema import Schema
+from dflash_trt.deploy.schema import Schema, renamed_flags
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import json_document
 

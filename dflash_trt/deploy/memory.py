@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from dflash_trt.deploy.gpus import Gpus, counts
+from dflash_trt.deploy.resolved_deployment import ServingLoad
 from dflash_trt.deploy.schema import Schema
-from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, graph_batch_sizes, num_workspaces
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE

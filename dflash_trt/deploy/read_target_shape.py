@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.target_cache import TargetCache
-from dflash_trt.checkpoint.target_cache_config import read_target_cache
+from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.deploy.target_shape import LatentHeads, TargetShape
 
 STORED_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}

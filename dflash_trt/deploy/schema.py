@@ -3,8 +3,8 @@
 
 Extensions: `x-source` is where the keys of a definition were read, `x-rules` holds the figures of the rules. An enum
 with `x-open` may have more values than are listed; those of `x-newer` came after the release, each with its source.
-`x-coerces` and `x-case` are about conversions (coerce.py). A key with `x-removed` is read and dropped. An alias is a
-property that only refers to its key.
+`x-coerces` and `x-case` are about conversions (schema_check.py). A key with `x-removed` is read and dropped. An alias
+is a property that only refers to its key.
 """
 
 from __future__ import annotations
@@ -169,3 +169,26 @@ def load_schema(runtime: str, version: str | None = None) -> Schema:
     earlier = [release for release in releases if Version(release) <= asked]
     nearest = max(earlier, key=Version) if earlier else min(releases, key=Version)
     return msgspec.structs.replace(schemas()[runtime, nearest], stands_for=asked.public)
+
+
+Names = dict[str, dict[str, str]]
+
+
+class RenamedFlags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """renamed_flags.json: new names by old one, by runtime."""
+
+    source: str
+    renamed: Names
+    """Arguments that the runtime refuses."""
+    deprecated: Names
+    """Arguments that it still reads."""
+
+    def successor(self, runtime: Runtime, name: str) -> str | None:
+        """The argument that took the place of `name`; None for any other name."""
+        return (self.renamed.get(runtime, {}) | self.deprecated.get(runtime, {})).get(name)
+
+
+@cache
+def renamed_flags() -> RenamedFlags:
+    """The package's data."""
+    return package_data(DATA / "renamed_flags.json", RenamedFlags)

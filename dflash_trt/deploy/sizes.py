@@ -15,8 +15,7 @@ from dflash_trt.checkpoint.draft_tensors import added_shapes, linear_shapes
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.source import GGUF, REPOSITORY_ID, configuration_directory
-from dflash_trt.checkpoint.target_cache import TargetCache
-from dflash_trt.checkpoint.target_cache_config import read_target_cache
+from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import (
     PartialTargetSpec,
     TargetCheckpoint,

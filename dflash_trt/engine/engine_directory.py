@@ -11,9 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, for_pool
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
-from dflash_trt.checkpoint.engine_config import for_pool
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout, write_safetensors

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt._C import amax
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.dialects import own
 from dflash_trt.checkpoint.draft_checkpoint import torch_dtype
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.number_formats import BLOCK, FP8, NVFP4
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter

@@ -12,7 +12,6 @@ class JsonFormatter(logging.Formatter):
     """One object a line: time, level, logger, message and, where there is one, the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

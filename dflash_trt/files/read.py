@@ -20,6 +20,9 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 MAX_NAME_BYTES = 255  # limit of a file's name on Linux
+NUM_BYTES = 512
+"""First bytes of a file that `foreign_content` looks at."""
+AGAIN = "download the file again; a page in its place means that the download needs a login or another address"
 
 
 def is_file_name(name: str) -> bool:
@@ -91,3 +94,13 @@ def decode(
 def read_text(file: Path, error: type[DFlashError], *, limit: int) -> str:
     """The text of `file`; raises `error` when it cannot be read, is larger than `limit` bytes or not UTF-8."""
     return decode(read_bytes(file, error, limit=limit), file, error)
+
+
+def foreign_content(begin: bytes) -> tuple[str, str] | None:
+    """Name of the file's kind and a hint, by its first bytes; None for a file that may belong to a checkpoint."""
+    text = begin.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS", "fetch the file that it stands for: git lfs pull"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a web page", AGAIN
+    return None

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.errors import CheckpointError
 
 if TYPE_CHECKING:

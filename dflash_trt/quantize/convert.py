@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from dflash_trt.checkpoint.convert_dialect import new_checkpoint
+from dflash_trt.checkpoint.decoded_tensor import map_tensor
 from dflash_trt.checkpoint.dialects import own
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.finite import check_finite
-from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, SafetensorsWriter

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dflash_trt._C import pack_fp8, pack_int4, pack_nvfp4
 from dflash_trt.checkpoint import number_formats
+from dflash_trt.checkpoint.decoded_tensor import as_float32
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
-from dflash_trt.checkpoint.mapped import as_float32
 from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from dflash_trt._C import NonFiniteError, amax
+from dflash_trt.checkpoint.decoded_tensor import map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.number_formats import FORMATS, FP8
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError

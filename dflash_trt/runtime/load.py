@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions, choose_device
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.deploy.deployment_path import refuse_deployment
+from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.errors import CheckpointError, RequestError, first_line
 from dflash_trt.runtime import sampling
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size

@@ -12,10 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
+from dflash_trt.checkpoint.decoded_tensor import DecodedTensor, as_float32, map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.finite import check_finite
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from tests.checkpoint.compressed_samples import Meant, linear_modules
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
 from tests.cli.commands import run

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.dialects.keys import SECTION
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.finite import check_finite
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from tests.checkpoint.compressed_samples import Meant, claims, write_compressed, write_packed
 from tests.checkpoint.dialect_samples import write_laguna
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.checkpoint.convert_dialect import LAYOUTS, Verifier, convert_dialect
+from dflash_trt.checkpoint.convert_dialect import Verifier, convert_dialect
 from dflash_trt.checkpoint.dialects import own, speculators, zlab
+from dflash_trt.checkpoint.dialects.layouts import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import BuildError, CheckpointError

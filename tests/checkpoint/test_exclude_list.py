@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.checkpoint.convert_dialect import LAYOUTS, convert_dialect
+from dflash_trt.checkpoint.convert_dialect import convert_dialect
+from dflash_trt.checkpoint.dialects.layouts import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.exclude_list import exclude_list_problem
 from dflash_trt.quantize.convert import quantize_checkpoint

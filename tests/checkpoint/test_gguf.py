@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dflash_trt.checkpoint import gguf_tensor
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.finite import check_finite
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.errors import CheckpointError, MissingDependencyError
 from tests.checkpoint.gguf_samples import Type, llama_name, write_gguf
 from tests.checkpoint.samples import refusal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoint.dialects.allowed_keys import ALLOWED
+from dflash_trt.checkpoint.dialects.keys import ALLOWED
 from dflash_trt.checkpoint.draft_checkpoint import read_draft, read_spec
 from dflash_trt.checkpoint.facts import Facts
 from tests.checkpoint.samples import edit_config, refusal

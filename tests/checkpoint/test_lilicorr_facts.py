@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_trt.checkpoint.convert_dialect import LAYOUTS
 from dflash_trt.checkpoint.dialects import lilicorr, own
+from dflash_trt.checkpoint.dialects.layouts import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, LatticeCorrelator
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes

@@ -13,8 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.rope import Llama3, Rope, Yarn
-from dflash_trt.checkpoint.rope_config import read_rope, spell_rope
+from dflash_trt.checkpoint.rope import Llama3, Rope, Yarn, read_rope, spell_rope
 from tests.checkpoint.samples import edit_config, refusal
 
 EPSILON = 2.0**-23  # transformers computes in float32; the scaling factor magnifies its rounding

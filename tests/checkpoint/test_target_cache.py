@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.target_cache import TargetCache
-from dflash_trt.checkpoint.target_cache_config import FULL, LINEAR, SLIDING, read_target_cache
+from dflash_trt.checkpoint.target_cache import FULL, LINEAR, SLIDING, TargetCache, read_target_cache
 from dflash_trt.errors import CheckpointError
 from tests.checkpoint.samples import refusal
 from tests.checkpoint.test_facts import VALUES

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dflash_trt.checkpoint.convert_dialect import LAYOUTS, Verifier, convert_dialect
+from dflash_trt.checkpoint.convert_dialect import Verifier, convert_dialect
+from dflash_trt.checkpoint.dialects.layouts import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from tests.checkpoint.dialect_samples import write_speculators, write_speculators_vocabulary
 from tests.checkpoint.samples import edit_config

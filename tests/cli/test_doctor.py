@@ -19,8 +19,7 @@ from dflash_trt.cli.doctor_ranks import Rank, gather_ranks, look, print_ranks, p
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
-from dflash_trt.observe.diagnosis.checks import Check
+from dflash_trt.observe.diagnosis.checks import Check, EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import SCHEMA, Diagnosis
 from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance
 from tests.checkpoint.samples import refusal

@@ -29,8 +29,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import METHODS, load_deployment
-from dflash_trt.deploy.deployment_path import shipped_deployments
+from dflash_trt.deploy.deployment_file import METHODS, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import check_trtllm
 from dflash_trt.deploy.resolve import resolve

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dflash_trt.deploy.attention_backends import CAPABILITIES, SGLANG_DRAFT, VLLM, sglang_problem, vllm_problem
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
+from dflash_trt.deploy.rules.attention_rules import CAPABILITIES, SGLANG_DRAFT, VLLM, sglang_problem, vllm_problem
 from tests.deploy.rules.commands import found, sglang, vllm
 from tests.deploy.wheels import SGLANG as SGLANG_WHEEL
 from tests.deploy.wheels import VLLM as VLLM_WHEEL

@@ -15,8 +15,7 @@ from dflash_trt.checkpoint.dialects.recognise import DIALECTS
 from dflash_trt.cli import cli
 from dflash_trt.deploy.catalog import Catalog, catalog, drafts_for
 from dflash_trt.deploy.checker import check
-from dflash_trt.deploy.deployment_file import Eagle3, load_deployment
-from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
+from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.parsers import missing_parsers, target_parsers
 from dflash_trt.deploy.published import published_drafts

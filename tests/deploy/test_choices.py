@@ -20,10 +20,10 @@ from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.hybrid_caches import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.resolved_deployment import ServedModels
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.choice_rules import chat_mode, packed_weights
 from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys
-from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import draft_sizes
 from tests.checkpoint.compressed_samples import write_packed
 from tests.checkpoint.gguf_samples import Type, write_gguf

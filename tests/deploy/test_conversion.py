@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.command_edits import with_value
 from dflash_trt.deploy.conversion import SPECULATION, convert
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.yaml_edits import with_value
 from dflash_trt.errors import ConfigError
 from tests.cli.commands import run
 from tests.deploy.documented_commands import COMMANDS, QWEN, converted

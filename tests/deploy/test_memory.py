@@ -14,8 +14,8 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.deploy.gpus import known_gpus, parse_gpu_facts, parse_gpus
 from dflash_trt.deploy.memory import GIB, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes, smallest_gpus
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
+from dflash_trt.deploy.resolved_deployment import ServingLoad
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.paths import FIXTURES

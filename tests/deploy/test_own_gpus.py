@@ -4,8 +4,7 @@
 import pytest
 
 from dflash_trt.deploy import catalog
-from dflash_trt.deploy.gpus import known_gpus, parse_gpus
-from dflash_trt.deploy.own_gpus import gpu_named
+from dflash_trt.deploy.gpus import gpu_named, known_gpus, parse_gpus
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.quantized_drafts import MIXED, READERS, unread
+from dflash_trt.deploy.rules.quantized_rules import MIXED, READERS, unread
 from dflash_trt.deploy.schema import load_schema
 from tests.deploy.rules.commands import sglang, vllm
 from tests.deploy.wheels import SGLANG, VLLM, definitions, sources

@@ -19,11 +19,10 @@ from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import gpu_memory, is_dense, is_fp8_context, request_bytes
 from dflash_trt.deploy.resolve import pairs_pools, resolve
-from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, ServingLoad
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.runtime_arguments import RuntimeArguments
 from dflash_trt.deploy.schema import Runtime, load_schema
-from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.deploy.weight_commands import weight_commands
 from dflash_trt.errors import ConfigError

@@ -18,15 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.deploy.checker import check
-from dflash_trt.deploy.coerce import coerce
 from dflash_trt.deploy.command_text import command_text
 from dflash_trt.deploy.flags import parse_arguments
 from dflash_trt.deploy.gpus import parse_gpus
+from dflash_trt.deploy.resolved_deployment import ServedModels
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, schemas, validator_class, versions
-from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema
+from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema, coerce
 from dflash_trt.deploy.script import servers
-from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.deploy.deployments import SERVED, rendered

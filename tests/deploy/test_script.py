@@ -17,8 +17,7 @@ from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
 from dflash_trt.deploy.flags import parse_arguments
-from dflash_trt.deploy.renamed_flags import renamed_flags
-from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.schema import load_schema, renamed_flags
 from dflash_trt.deploy.script import MAX_EXPANDED, servers
 from dflash_trt.errors import ConfigError
 

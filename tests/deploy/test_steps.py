@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
-from dflash_trt.deploy.deployment_path import shipped_deployments
+from dflash_trt.deploy.deployment_file import shipped_deployments
 from dflash_trt.deploy.steps import CONFIGURATION
 from dflash_trt.errors import BuildError
 from tests.cli.commands import run_here

@@ -41,7 +41,7 @@ EXCEPTIONS = {
     ("observe/servers/supervisor.py", "read_text"): "/proc/self/task, in a script that imports nothing of ours",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     (
-        "runtime/server/request/json_object.py",
+        "runtime/server/request/body.py",
         "msgspec.json.decode",
     ): "a request's bounded body; fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.runtime import sampling
@@ -22,13 +21,11 @@ from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from tests.contract.cuda_graphs import stand_in
-from tests.decoding import greedy
-from tests.engines import trained_engine
+from tests.decoding import greedy, open_trained
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.runtime.batches import check_shared_pages
@@ -50,15 +47,15 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module", params=DEVICES)
 def session(request: pytest.FixtureRequest, name: str) -> Iterator[Session]:
-    options = RuntimeOptions(device=request.param, executor="torch", max_batch_size=NUM_AT_ONCE)
+    options = {"device": request.param, "executor": "torch", "max_batch_size": NUM_AT_ONCE}
     if request.param == "cuda":
-        yield open_session(trained_engine(name), str(FIXTURES / name), options)
+        yield open_trained(name, **options)
         return
     launcher = CudaLauncher(torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         patch.setattr("dflash_trt.device.launcher.EagerLauncher", lambda: launcher)
-        opened = open_session(trained_engine(name), str(FIXTURES / name), options)
+        opened = open_trained(name, **options)
         taps, spec = opened.manifest.draft.target_layer_ids, opened.manifest.target
         model = load_model(FIXTURES / name, spec, taps)  # without a CPU's own layers
         opened.target = PackedTarget(model, taps, NUM_AT_ONCE, TORCH_OPERATORS, launcher)
@@ -73,7 +70,7 @@ def asked(session: Session) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def texts(name: str, asked: list[list[int]]) -> list[list[int]]:
     """Plain decoding on the CPU."""
-    on_cpu = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(device="cpu", max_batch_size=8))
+    on_cpu = open_trained(name, device="cpu", max_batch_size=8)
     requests = [on_cpu.request(prompt, greedy(NUM_TOKENS)) for prompt in asked]
     return [completion.token_ids for completion in run(on_cpu.plain_decoder(), requests)]
 
@@ -121,8 +118,7 @@ def test_a_target_in_bf16_is_graphs(name: str) -> None:
     """Experts, too, where torch multiplies them without waiting: on compute capability 9.x and 10.x (torch 2.13)."""
     if name == "tiny-gpt-oss" and torch.cuda.get_device_capability()[0] not in (9, 10):
         pytest.skip("needs a GPU of compute capability 9.x or 10.x for experts in BF16")
-    options = RuntimeOptions(device="cuda", executor="torch", max_batch_size=4, dtype="bfloat16")
-    opened = open_session(trained_engine(name), str(FIXTURES / name), options)
+    opened = open_trained(name, device="cuda", executor="torch", max_batch_size=4, dtype="bfloat16")
     (answer,) = decode(opened, prompts(opened)[:1], 1)
     assert len(answer.token_ids) == NUM_TOKENS
     assert answer.acceptance.tau > 1.5

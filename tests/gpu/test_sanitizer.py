@@ -16,16 +16,13 @@ import pytest
 import torch
 
 from dflash_trt import _C
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.device.launcher import CudaLauncher, CurrentStreamLauncher
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run
-from tests.decoding import greedy
-from tests.engines import trained_engine
+from tests.decoding import greedy, open_trained
 from tests.fixtures_data import prompts
 from tests.gpu.launches import Launch, moved, takes
 from tests.gpu.test_append import append
-from tests.paths import FIXTURES, REPOSITORY
+from tests.paths import REPOSITORY
 from tests.plugins.cases import CORNER, FEATURES, MANY_ROWS_FP8, OUT_OF_RANGE, PAGED, Case
 from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 from tests.plugins.test_append import CASES as APPENDS
@@ -96,8 +93,7 @@ def make_calls(tool: str) -> None:
 def decode(device: str = "cuda", name: str = "tiny-gpt-oss", num_tokens: int = 12) -> None:
     """Two prompts at once, launched kernel by kernel: graphs would take memory from a pool."""
     CudaLauncher.record = CurrentStreamLauncher.record  # type: ignore[assignment, method-assign]
-    options = RuntimeOptions(device=device, executor="torch", max_batch_size=2)
-    session = open_session(trained_engine(name), str(FIXTURES / name), options)
+    session = open_trained(name, device=device, executor="torch", max_batch_size=2)
     answers = run(session.decoder(), [session.request(prompt, greedy(num_tokens)) for prompt in prompts(session)[:2]])
     assert [len(answer.token_ids) for answer in answers] == [num_tokens] * 2
     assert sum(answer.steps for answer in answers) < 2 * num_tokens - 2  # some drafts held

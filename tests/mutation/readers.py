@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from dflash_trt.api.chat_template import prompt_token_ids
 from dflash_trt.api.prompts import read_prompts
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.checkpoint.convert_dialect import LAYOUTS
+from dflash_trt.checkpoint.dialects.layouts import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.source import checkpoint_directory
@@ -23,7 +23,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli import cli
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.files.json_file import json_object
-from dflash_trt.observe.bench.load.aiperf_records import read_records
+from dflash_trt.observe.bench.load.aiperf_export import read_records
 from dflash_trt.observe.bench.prompts.prompt_list import read_prompt_list
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.diagnosis.diagnosis import read_baseline

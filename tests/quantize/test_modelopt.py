@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.affine import read_int4
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

@@ -12,13 +12,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from dflash_trt.api.acceptance import Step
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.request import Request
@@ -26,8 +24,8 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
-from tests.decoding import greedy, open_without_tokenizer
-from tests.engines import build, trained_engine
+from tests.decoding import greedy, open_trained, open_without_tokenizer
+from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.oracle.random_pairs import VOCAB_SIZE, write_random_pair
 from tests.oracle.transformers_dflash import load_target, plain_greedy
@@ -99,7 +97,7 @@ def random_workload(path: Path, dialect: Dialect, seed: int, *, packed: bool = T
 
 def fixture_workload(name: str) -> Workload:
     """On a trained pair, whose proposals are mostly right; its prompts are longer than the target's window."""
-    session = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS))
+    session = open_trained(name, max_batch_size=NUM_SLOTS)
     rng = random.Random(0)
     texts = [text[: rng.randint(1, len(text))] for text in prompts(session)[:8]]
     texts += [a + b + c for a, b, c in [prompts(session)[8:11], prompts(session)[11:14]]]

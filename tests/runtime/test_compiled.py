@@ -6,17 +6,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.device import fused
 from dflash_trt.device.launcher import EagerLauncher
 from dflash_trt.runtime.drafter.torch.graph_program import Program
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.compiled_layers import compile_layers
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
-from tests.decoding import greedy
-from tests.engines import trained_engine
+from tests.decoding import greedy, open_trained
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 
@@ -46,8 +43,7 @@ def compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 
 def opened(name: str) -> Session:
-    options = RuntimeOptions(device="cpu", executor="torch", max_batch_size=NUM_SLOTS)
-    return open_session(trained_engine(name), str(FIXTURES / name), options)
+    return open_trained(name, device="cpu", executor="torch", max_batch_size=NUM_SLOTS)
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gpt-oss"])

@@ -6,7 +6,6 @@ Acceptance must agree too: most mistakes in a drafter leave the text right and o
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import FinishReason
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept_parts
@@ -29,7 +27,6 @@ from dflash_trt.runtime.answer import completion
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import argmax
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.step_record import StepRecord
@@ -37,8 +34,9 @@ from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
 from dflash_trt.runtime.targets.target import Verified
-from tests.decoding import decode, greedy, open_without_tokenizer
-from tests.engines import build, trained_engine
+from tests.checkpoint.samples import edit_config
+from tests.decoding import decode, greedy, open_trained, open_without_tokenizer
+from tests.engines import build
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.random_pairs import write_random_pair
 from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load_target, plain_greedy
@@ -59,7 +57,7 @@ PARAMS = [
 @pytest.fixture(scope="module")
 def session() -> Session:
     """Two slots: those that come later take the slot that NaN was in."""
-    session = open_session(trained_engine("tiny-qwen3"), str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=2))
+    session = open_trained("tiny-qwen3", max_batch_size=2)
     with torch.no_grad():
         session.target.model.get_input_embeddings().weight[BAD] = float("nan")
     return session
@@ -122,7 +120,7 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
 
 def test_an_answer_is_counted_by_the_reason_that_it_reports() -> None:
     """A stop text in the last, incomplete character ends an answer that has all its tokens."""
-    session = open_session(trained_engine("tiny-qwen3"), str(FIXTURES / "tiny-qwen3"))
+    session = open_trained("tiny-qwen3")
     assert session.tokenizer is not None
     byte = session.tokenizer("🙂")["input_ids"][0]
     params = SamplingParams(max_tokens=1, stop="\ufffd", logit_bias={byte: 100})
@@ -212,7 +210,7 @@ def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> N
 @pytest.mark.parametrize("name", PAIRS)
 def test_fixture_acceptance_is_worth_looking_at(name: str) -> None:
     """tau >= 3.5 over 128 new tokens at the trained block size, mean over all held-out prompts."""
-    session = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=16))
+    session = open_trained(name, max_batch_size=16)
     answers = run(session.decoder(), [session.request(prompt, greedy(128)) for prompt in prompts(session)])
     assert sum(answer.tau or 0 for answer in answers) / len(answers) >= 3.5
 
@@ -285,8 +283,7 @@ def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> N
 
 def test_a_step_record_says_that_prompts_were_read() -> None:
     """The second prompt takes several steps, while the first request decodes."""
-    engine, options = trained_engine("tiny-qwen3"), RuntimeOptions(max_batch_size=2)
-    session, policy = open_session(engine, str(FIXTURES / "tiny-qwen3"), options), Alternating()
+    session, policy = open_trained("tiny-qwen3", max_batch_size=2), Alternating()
     first, second = (session.request(prompts(session)[i], greedy(30)) for i in range(2))
     decoder = Decoder(ModelRunner(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
     decoder.add(first)
@@ -307,11 +304,9 @@ def test_a_step_record_says_that_prompts_were_read() -> None:
 @pytest.fixture
 def short_session(tmp_path: Path) -> Session:
     """A draft with positions for 64 tokens, of a target with more; five slots."""
-    shutil.copytree(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft")
-    config = json.loads((tmp_path / "draft" / "config.json").read_text())
-    (tmp_path / "draft" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    build(tmp_path / "draft", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    return open_session(tmp_path / "engine", str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=5))
+    draft = shutil.copytree(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft")
+    build(edit_config(draft, max_position_embeddings=64), tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    return open_trained("tiny-qwen3", tmp_path / "engine", max_batch_size=5)
 
 
 def test_beyond_the_drafts_positions_decoding_goes_on(short_session: Session, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,23 +13,19 @@ import pytest
 
 from dflash_trt.api.acceptance import AcceptanceCounter
 from dflash_trt.api.completion import FinishReason
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.proposals import Proposals
 from dflash_trt.runtime import decoder as decoder_module
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.text import TextStream
 from tests.contract.cuda_graphs import pretended_gpu
-from tests.decoding import greedy
-from tests.engines import trained_engine
+from tests.decoding import greedy, open_trained
 from tests.fixtures_data import prompts
-from tests.paths import FIXTURES
 from tests.runtime.batches import PartlyRight, drive, random_workload
 
 REPORTING = {"text", "callback", "metrics", "publishing", "release"}
@@ -66,8 +62,7 @@ def test_between_verify_and_the_next_drafts_the_host_only_accepts(monkeypatch: p
     ):  # fmt: skip
         note(owner, method, name)
     with pretended_gpu() as (gpu, _):
-        options = RuntimeOptions(device="cuda", executor="torch", max_batch_size=2)
-        session = open_session(trained_engine("tiny-qwen3"), str(FIXTURES / "tiny-qwen3"), options)
+        session = open_trained("tiny-qwen3", device="cuda", executor="torch", max_batch_size=2)
         note(gpu, "wait", "wait")
 
         def report(request: Request) -> None:
@@ -130,8 +125,7 @@ def test_a_stop_text_ends_an_answer_where_it_does_without(sessions: dict[str, Se
 
 def test_drafts_of_a_cancelled_request_are_dropped() -> None:
     """Another request takes the slot in the same step."""
-    options = RuntimeOptions(max_batch_size=2)
-    session = open_session(trained_engine("tiny-qwen3"), str(FIXTURES / "tiny-qwen3"), options)
+    session = open_trained("tiny-qwen3", max_batch_size=2)
     texts = prompts(session)
     first, second, third = (session.request(text, greedy(30)) for text in texts[:3])
     asked = list[list[int]]()

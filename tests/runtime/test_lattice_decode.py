@@ -14,32 +14,30 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.candidate_lattice import CandidateLattice
-from dflash_trt.engine.markov_scorer import MarkovScorer
+from dflash_trt.engine.candidate_scorer import MarkovScorer
 from dflash_trt.engine.proposals import Draw
 from dflash_trt.errors import BuildError
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.policy import proposal_choice
 from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import edit_config, edit_tensors
-from tests.engines import build, build_with_head, trained_engine
+from tests.decoding import open_trained
+from tests.engines import build, build_with_head
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
 DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash2", FIXTURES / "tiny-qwen3"
 LILICORR = FIXTURES / "tiny-qwen3-lilicorr"
-OPTIONS = RuntimeOptions(max_batch_size=4)
 
 
 def opened(draft: Path, engine: Path) -> Session:
     build(draft, engine, TARGET)
-    return open_session(engine, str(TARGET), OPTIONS)
+    return open_trained(TARGET.name, engine, max_batch_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,7 @@ def lilicorr(tmp_path_factory: pytest.TempPathFactory) -> Session:
 @cache
 def plain(params: SamplingParams, count: int) -> list[list[int]]:
     """Answers to the first prompts by the target alone, four at once."""
-    session = open_session(trained_engine("tiny-qwen3"), str(TARGET), OPTIONS)
+    session = open_trained(TARGET.name, max_batch_size=4)
     requests = [session.request(prompt, params) for prompt in prompts(session)[:count]]
     return [answer.token_ids for answer in run(session.plain_decoder(), requests)]
 
@@ -94,7 +92,7 @@ def test_paths_that_a_correlator_draws_leave_the_distribution(
 
 def test_a_correlators_head_of_its_own(lilicorr: Session, tmp_path: Path) -> None:
     """The draft graph then returns log probabilities; a head without some tokens has none of the vocabulary's."""
-    own = open_session(build_with_head(LILICORR, TARGET, tmp_path, None), str(TARGET), OPTIONS)
+    own = open_trained(TARGET.name, build_with_head(LILICORR, TARGET, tmp_path, None), max_batch_size=4)
     greedy = SamplingParams(max_tokens=32)
     assert steps(own, greedy, 2) == steps(lilicorr, greedy, 2)
     with pytest.raises(BuildError, match="a LiLiCorr draft needs probabilities over the whole vocabulary"):
@@ -177,7 +175,7 @@ def test_a_head_of_its_own(rows: int | None, session: Session, tmp_path: Path) -
     """A copy of the head proposes the same; of a trimmed one, candidates and codebooks meet by the target's ids."""
     token_ids = None if rows is None else np.sort(np.random.default_rng(0).permutation(1024)[:rows])
     engine = build_with_head(DRAFT, TARGET, tmp_path, token_ids)
-    own, greedy = open_session(engine, str(TARGET), OPTIONS), SamplingParams(max_tokens=32)
+    own, greedy = open_trained(TARGET.name, engine, max_batch_size=4), SamplingParams(max_tokens=32)
     whole, found = steps(session, greedy, 2), steps(own, greedy, 2)
     assert found == whole if rows is None else whole <= found < 2 * 31
     proposals = {token for step in _steps(own) for token in step}
@@ -220,7 +218,7 @@ def dspark(tmp_path_factory: pytest.TempPathFactory, session: Session) -> Sessio
     plant(draft, common, answers)
     edit_config(draft, markov_rank=RANK, target_layer_ids=[0, 1, 2])
     engine = build_with_head(draft, TARGET, work, common)
-    return open_session(engine, str(TARGET), RuntimeOptions(max_batch_size=4))
+    return open_trained(TARGET.name, engine, max_batch_size=4)
 
 
 def plant(draft: Path, common: list[int], answers: list[list[int]]) -> None:

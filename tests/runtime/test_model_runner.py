@@ -11,24 +11,19 @@ from collections import defaultdict
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime import model_runner
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment
-from tests.decoding import greedy
-from tests.engines import trained_engine
-from tests.paths import FIXTURES
+from tests.decoding import greedy, open_trained
 
 NUM_SLOTS = 4
 
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    options = RuntimeOptions(max_batch_size=NUM_SLOTS)
-    return open_session(trained_engine("tiny-qwen3"), str(FIXTURES / "tiny-qwen3"), options)
+    return open_trained("tiny-qwen3", max_batch_size=NUM_SLOTS)
 
 
 def segment(slot: int, token_ids: list[int]) -> Segment:

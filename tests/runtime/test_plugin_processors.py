@@ -12,16 +12,12 @@ import numpy.typing as npt
 import pytest
 
 from dflash_trt.api.plugins import LOGITS_PROCESSORS
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime import session as session_module
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.logits_processors import LogitsProcessor
 from dflash_trt.runtime.plugin_processors import PluginProcessor
-from tests.decoding import greedy
-from tests.engines import trained_engine
-from tests.paths import FIXTURES
+from tests.decoding import greedy, open_trained
 
 
 class Failing:
@@ -54,7 +50,7 @@ def test_only_its_request_ends(method: str, monkeypatch: pytest.MonkeyPatch) -> 
             yield PluginProcessor(entry, Failing(method))
 
     monkeypatch.setattr(session_module, "plugin_processors", processors)
-    session = open_session(trained_engine("tiny-qwen3"), FIXTURES / "tiny-qwen3", RuntimeOptions(max_batch_size=2))
+    session = open_trained("tiny-qwen3", max_batch_size=2)
     with closing(session):
         failing, other = session.request([5, 6, 7], greedy(6, [500])), session.request([5, 6, 7], greedy(6))
         session.decoder().run([failing, other])

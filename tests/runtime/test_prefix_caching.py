@@ -11,21 +11,17 @@ import pytest
 import torch
 
 from dflash_trt.api.completion import FinishReason
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.target import Segment
-from tests.decoding import greedy
-from tests.engines import trained_engine
+from tests.decoding import greedy, open_trained
 from tests.fixtures_data import prompts
-from tests.paths import FIXTURES
 from tests.runtime.batches import drive
 from tests.runtime.targets.families import LINEAR, random_model
 
@@ -52,9 +48,7 @@ IN_BF16 = pytest.param(("tiny-qwen3", "bfloat16"), id="bfloat16", marks=NEEDS_BF
 )
 def session(request: pytest.FixtureRequest) -> Session:
     name, dtype = request.param
-    return open_session(
-        trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=NUM_SLOTS, dtype=dtype)
-    )
+    return open_trained(name, max_batch_size=NUM_SLOTS, dtype=dtype)
 
 
 class WatchedRunner(ModelRunner):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from dflash_trt import _C
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.device.launcher import CudaLauncher
@@ -26,7 +25,7 @@ from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.runtime import accept, load
 from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.kvcache import context_cache
-from dflash_trt.runtime.load import open_session, prepare_target, room_for
+from dflash_trt.runtime.load import prepare_target, room_for
 from dflash_trt.runtime.logits_processors import LogitBias
 from dflash_trt.runtime.ranks.roles import ALONE
 from dflash_trt.runtime.request import Request, append_all
@@ -36,8 +35,8 @@ from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
 from tests.contract.cuda_graphs import PretendGpu, RecordedGraph, pretended_gpu
-from tests.decoding import greedy, memory_of
-from tests.engines import build, trained_engine
+from tests.decoding import greedy, memory_of, open_trained
+from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 
@@ -46,8 +45,7 @@ STEP = ["tolist", "cpu"]
 
 
 def open_on_gpu(name: str, dtype: str = "auto", engine: Path | None = None) -> Session:
-    options = RuntimeOptions(device="cuda", executor="torch", max_batch_size=2, dtype=dtype)
-    return open_session(engine or trained_engine(name), str(FIXTURES / name), options)
+    return open_trained(name, engine, device="cuda", executor="torch", max_batch_size=2, dtype=dtype)
 
 
 def is_recorded(session: Session) -> bool:

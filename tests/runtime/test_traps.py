@@ -15,15 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.executor import DraftInputs
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.running_model import Taps
 from dflash_trt.runtime.targets.target import Segment, Verified
-from tests.decoding import generate
+from tests.decoding import generate, open_trained
 from tests.engines import Graphs, build, trained_engine
 from tests.fixtures_data import prompts
 from tests.oracle.transformers_dflash import load_target
@@ -123,7 +121,7 @@ def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Sessio
         raw[other.offset : other.offset + other.num_bytes] = raw[first.offset : first.offset + first.num_bytes]
     (directory / "model.safetensors").write_bytes(raw)
     build(directory, tmp_path / "engine", FIXTURES / name)
-    wrong = open_session(tmp_path / "engine", str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
+    wrong = open_trained(name, tmp_path / "engine", max_batch_size=1)
     prompt = prompts(session)[0]
     assert generate(wrong, prompt, TOKENS).token_ids == generate(session, prompt, TOKENS).token_ids
     taps = np.ones((1, session.manifest.draft.target_hidden_size), dtype=np.float32)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
@@ -22,13 +21,13 @@ from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.registration import rank_engine
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
+from tests.decoding import open_trained
 from tests.featured import featured_draft
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
@@ -83,7 +82,7 @@ def open_setup(engine: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1
     if not engine.exists():
         build_with_plans(engine, num_ranks)
     manifest = read_manifest(engine)
-    session = open_session(engine, str(FIXTURES / NAME), RuntimeOptions(max_batch_size=BATCH))
+    session = open_trained(NAME, engine, max_batch_size=BATCH)
     return Setup(
         engine=engine, manifest=manifest, session=session,
         drafter=open_drafter(engine, manifest, num_slots=BATCH),

@@ -13,7 +13,7 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, unrepresentable
-from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
+from dflash_trt.checkpoint.dialects.shared_keys import Places, recognised_by
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, SelectorSizes
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
@@ -27,11 +27,6 @@ CONV_KEYS = {"conv_kernel_size": "kernel_size", "conv_group_size": "group_size"}
 SELECTOR_KEYS = {"selector_rank": "rank", "selector_top_k": "top_k"}
 KEYS = frozenset(CONV_KEYS) | frozenset(SELECTOR_KEYS)
 MAX_KERNEL_SIZE, MAX_RANK, MAX_TOP_K = 16, 8192, 1024
-
-
-def recognises(config: Facts) -> bool:
-    """Whether it has an architecture of DFlash2, or a key of convolution or selector."""
-    return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config") & KEYS)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -81,4 +76,10 @@ def conv_to_config(conv: BlockConv) -> dict[str, object]:
     return {key: getattr(conv, name) for key, name in CONV_KEYS.items()}
 
 
-DFLASH2 = Dialect(name="dflash2", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)
+DFLASH2 = Dialect(
+    name="dflash2",
+    recognises=recognised_by(architectures=ARCHITECTURES, section=KEYS),
+    read=read,
+    is_canonical=True,
+    canonical=zlab.canonical,
+)

@@ -37,18 +37,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Raises CheckpointError for a key that was not read and may be a fact; called when all facts are read."""
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """How a draft is written in a dialect that other tools read."""
-
-    name: str
-    to_config: Callable[[DraftSpec, str], dict[str, object]]
-    """config.json from facts and torch's name of the dtype; raises CheckpointError for what it cannot represent."""
-    stored: Callable[[Weights], Weights] = lambda weights: weights
-    """Canonical tensors by the layout's names."""
-    holds_quantised: bool = True
-    """Whether readers of the layout support modelopt's quantised tensors."""
-
-
 def renamed(weights: Weights, new_name: Callable[[str], str]) -> Weights:
     """The tensors by new names; raises CheckpointError where two would get the same one."""
     result: Weights = {}

@@ -7,21 +7,50 @@ Qwen3's layers with rotated halves. Tap i is `target_layers` i + 1, the mask tok
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
 from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
-from dflash_trt.checkpoint.dialects.gguf_names import zlab_name
-from dflash_trt.checkpoint.dialects.layer_types import FULL, SLIDING
-from dflash_trt.checkpoint.dialects.shared_keys import MAX_LAYERS
+from dflash_trt.checkpoint.dialects.shared_keys import FULL, MAX_LAYERS, SLIDING, recognised_by
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, SELECTOR, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.gguf_file import read_gguf
 from dflash_trt.checkpoint.gguf_tensor import SERVED
 from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError, cut
+
+NAMES = {
+    "fc": "fc", "enc.output_norm": "hidden_norm", "output_norm": "norm", "token_embd": "embed_tokens",
+    "output": "lm_head", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_conv_proj": "attention_conv.kernel_projection", "ffn_conv_proj": "mlp_conv.kernel_projection",
+    "selector_hidden": f"{SELECTOR}.hidden_projection", "markov_w1": f"{MARKOV}.markov_w1",
+    "markov_w2": f"{MARKOV}.markov_w2", "conf_proj": f"{CONFIDENCE}.proj",
+}  # fmt: skip
+"""Modules: z-lab's names by llama.cpp's, without the layer's prefix."""
+BARE = {
+    "attn_conv_base": "attention_conv.base_kernel", "ffn_conv_base": "mlp_conv.base_kernel",
+    "attn_sinks.weight": "self_attn.sinks", "selector_predecessor.weight": f"{SELECTOR}.predecessor_codebook",
+    "selector_successor.weight": f"{SELECTOR}.successor_codebook",
+}  # fmt: skip
+"""Tensors whose z-lab name does not end as llama.cpp's does."""
+IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+
+
+def zlab_name(name: str) -> str:
+    """z-lab's name of a tensor; an unknown name stays as it is."""
+    match = IN_LAYER.fullmatch(name)
+    layer, rest = (f"layers.{match[1]}.", match[2]) if match else ("", name)
+    if rest in BARE:
+        return layer + BARE[rest]
+    module, _, suffix = rest.rpartition(".")
+    return f"{layer}{NAMES[module]}.{suffix}" if module in NAMES else name
+
 
 ARCHITECTURE, PREFIX = "dflash", "dflash."
 KIND, MASK, TOKENS = "general.architecture", "tokenizer.ggml.mask_token_id", "tokenizer.ggml.tokens"
@@ -39,11 +68,6 @@ SIZES = {
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim", "context_length": "max_position_embeddings", "block_size": "block_size",
 }  # fmt: skip
-
-
-def recognises(config: Facts) -> bool:
-    """Whether the facts are the metadata of a draft's GGUF file."""
-    return config.holds(KIND, ARCHITECTURE)
 
 
 def read_metadata(file: Path) -> Facts:
@@ -185,5 +209,10 @@ def _scaling(config: Facts) -> dict[str, object] | None:
 
 
 GGUF = Dialect(
-    name="gguf", recognises=recognises, read=read, is_canonical=False, load=load, refuse_unread=refuse_unread
+    name="gguf",
+    recognises=recognised_by(values={KIND: ARCHITECTURE}),
+    read=read,
+    is_canonical=False,
+    load=load,
+    refuse_unread=refuse_unread,
 )

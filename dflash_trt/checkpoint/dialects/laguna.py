@@ -12,8 +12,7 @@ import re
 from dflash_trt.checkpoint.decoded_tensor import row_range
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect
-from dflash_trt.checkpoint.dialects.layer_types import layer_types, layers
-from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture
+from dflash_trt.checkpoint.dialects.shared_keys import Places, layer_types, layers, recognised_by
 from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
@@ -21,11 +20,6 @@ from dflash_trt.checkpoint.safetensors_file import Weights
 ARCHITECTURE = "DFlashLagunaForCausalLM"
 GATES: dict[str, GateWidth] = {"per-head": "per_head", "per-element": "per_element"}
 FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
-
-
-def recognises(config: Facts) -> bool:
-    """Whether the architecture is Laguna's."""
-    return has_architecture(config, ARCHITECTURE)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -64,4 +58,10 @@ def canonical(weights: Weights, spec: DraftSpec) -> Weights:
     return result
 
 
-LAGUNA = Dialect(name="laguna", recognises=recognises, read=read, is_canonical=False, canonical=canonical)
+LAGUNA = Dialect(
+    name="laguna",
+    recognises=recognised_by(architectures=(ARCHITECTURE,)),
+    read=read,
+    is_canonical=False,
+    canonical=canonical,
+)

@@ -14,8 +14,7 @@ import msgspec
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.keys import SECTION
-from dflash_trt.checkpoint.dialects.layer_types import layer_types, layers
-from dflash_trt.checkpoint.dialects.shared_keys import section_keys
+from dflash_trt.checkpoint.dialects.shared_keys import layer_types, layers, recognised_by
 from dflash_trt.checkpoint.draft_spec import MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights, read_tensors
@@ -30,11 +29,6 @@ CONVERSION = (
     " v = torch.load('mask_embedding.pt', weights_only=True); v = v['embedding'] if isinstance(v, dict) else v;"
     " save_file({'mask_embedding': v.flatten().contiguous()}, 'mask_embedding.safetensors')\""
 )
-
-
-def recognises(config: Facts) -> bool:
-    """Whether it has a factor on V, or MiMo's keys for sinks."""
-    return SCALE in section_keys(config, SECTION) or bool(config.keys() & {SLIDING_SINKS, FULL_SINKS})
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -77,4 +71,11 @@ def load(directory: Path) -> Weights:
     return weights | tensors
 
 
-MIMO = Dialect(name="mimo", recognises=recognises, read=read, is_canonical=False, load=load, canonical=zlab.canonical)
+MIMO = Dialect(
+    name="mimo",
+    recognises=recognised_by(section=(SCALE,), keys=(SLIDING_SINKS, FULL_SINKS)),
+    read=read,
+    is_canonical=False,
+    load=load,
+    canonical=zlab.canonical,
+)

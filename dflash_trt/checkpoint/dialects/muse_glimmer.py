@@ -8,20 +8,20 @@ create_bidirectional_sliding_window_mask keeps |q - k| <= sliding_window.
 from __future__ import annotations
 
 from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
-from dflash_trt.checkpoint.dialects.layer_types import layer_types, layers
-from dflash_trt.checkpoint.dialects.shared_keys import MAX_BLOCK_SIZE, has_architecture, read_backbone, taps
+from dflash_trt.checkpoint.dialects.shared_keys import (
+    MAX_BLOCK_SIZE,
+    layer_types,
+    layers,
+    read_backbone,
+    recognised_by,
+    taps,
+)
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
 
-MODEL_TYPE = "muse_glimmer_assistant"
+ARCHITECTURE, MODEL_TYPE = "MuseGlimmerAssistantModel", "muse_glimmer_assistant"
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
-
-
-def recognises(config: Facts) -> bool:
-    """Whether transformers would build a MuseGlimmerAssistantModel."""
-    is_named = has_architecture(config, "MuseGlimmerAssistantModel")
-    return is_named or config.values().get("model_type") == MODEL_TYPE
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -50,4 +50,10 @@ def canonical(weights: Weights, spec: DraftSpec) -> Weights:
     return renamed(weights, lambda name: NAMES.get(name, name))
 
 
-MUSE_GLIMMER = Dialect(name="muse_glimmer", recognises=recognises, read=read, is_canonical=False, canonical=canonical)
+MUSE_GLIMMER = Dialect(
+    name="muse_glimmer",
+    recognises=recognised_by(architectures=(ARCHITECTURE,), values={"model_type": MODEL_TYPE}),
+    read=read,
+    is_canonical=False,
+    canonical=canonical,
+)

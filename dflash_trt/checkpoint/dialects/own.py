@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects import zlab, zlab_layout
+from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect
-from dflash_trt.checkpoint.dialects.shared_keys import has_architecture
+from dflash_trt.checkpoint.dialects.layouts import zlab_config
+from dflash_trt.checkpoint.dialects.shared_keys import recognised_by
 from dflash_trt.checkpoint.draft_spec import BIASED, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
@@ -24,11 +25,6 @@ FACTS = ("model_type", "layers", *zlab.PLAIN)
 """Fields of `DraftSpec` that may stand in the section; layers only where z-lab's keys cannot express them."""
 UNKNOWN = "vocabulary_is_unknown"
 """The section's flag for an unknown size of the target's vocabulary; `vocab_size` is then a placeholder."""
-
-
-def recognises(config: Facts) -> bool:
-    """Whether the architecture is ours."""
-    return has_architecture(config, ARCHITECTURE)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -72,7 +68,7 @@ def _check(section: Facts, spec: DraftSpec, num_layers: int) -> None:
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json for `spec`, whose tensors are of torch's type `dtype`; plain z-lab's where that suffices."""
     with suppress(CheckpointError):
-        return zlab_layout.to_config(spec, dtype)
+        return zlab_config(spec, dtype)
     has_layers = zlab.layers_problem(spec.layers) is not None
     plain_layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers)
     plain = msgspec.structs.replace(
@@ -89,4 +85,4 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     return zlab.to_config(plain, dtype) | {"architectures": [ARCHITECTURE], SECTION: section}
 
 
-OWN = Dialect(name="dflash-trt", recognises=recognises, read=read, is_canonical=True)
+OWN = Dialect(name="dflash-trt", recognises=recognised_by(architectures=(ARCHITECTURE,)), read=read, is_canonical=True)

@@ -17,16 +17,14 @@ from dflash_trt.checkpoint.dialects.dflash2 import DFLASH2
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.dspark import DSPARK
 from dflash_trt.checkpoint.dialects.gguf import GGUF, read_metadata
-from dflash_trt.checkpoint.dialects.jetspec import JETSPEC
 from dflash_trt.checkpoint.dialects.laguna import LAGUNA
 from dflash_trt.checkpoint.dialects.lilicorr import LILICORR_DIALECT
 from dflash_trt.checkpoint.dialects.mimo import MIMO
-from dflash_trt.checkpoint.dialects.modelopt import MODELOPT
 from dflash_trt.checkpoint.dialects.muse_glimmer import MUSE_GLIMMER
 from dflash_trt.checkpoint.dialects.own import OWN
 from dflash_trt.checkpoint.dialects.refused import REFUSED
 from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
-from dflash_trt.checkpoint.dialects.zlab import ZLAB
+from dflash_trt.checkpoint.dialects.zlab import JETSPEC, MODELOPT, ZLAB
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.source import GGUF as SUFFIX
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of config.json that several dialects share."""
+"""Keys of config.json that several dialects share, and windows and causality of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from dflash_trt.checkpoint.dialects.keys import SECTION
+from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.rope_config import read_rope
+from dflash_trt.checkpoint.rope import read_rope
 
 # Far beyond any draft: a typo in config.json is refused before layers or rotary tables fill the memory.
 MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
@@ -79,6 +81,23 @@ def section_keys(config: Facts, key: str) -> set[str]:
     return {name for name, value in config.peek(key).items() if value is not None}
 
 
+def recognised_by(
+    *, architectures: Collection[str] = (), keys: Collection[str] = (), section: Collection[str] = (),
+    values: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Facts], bool]:  # fmt: skip
+    """Recognises one of these architectures, keys, keys `section` of dflash_config, or keys with their `values`."""
+
+    def recognises(config: Facts) -> bool:
+        return (
+            has_architecture(config, *architectures)
+            or not config.keys().isdisjoint(keys)
+            or not section_keys(config, SECTION).isdisjoint(section)
+            or any(config.holds(key, value) for key, value in values.items())
+        )
+
+    return recognises
+
+
 def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
     """Recognises `name` in an architecture, the projector, Speculators' type or a key, or one of the keys `sizes`."""
 
@@ -135,3 +154,47 @@ def taps(place: Facts, key: str = "target_layer_ids", *, first: int = 0) -> tupl
     if ids[0] < first:
         raise place.error(key, f"ids from {first} on (the residual stream that enters a decoder layer)")
     return tuple(i - first for i in ids)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class LayerType(NamedTuple):
+    """A layer's entry in layer_types, with its window."""
+
+    slides: bool
+    window: int | None
+    """None where the layer is full, or windows are switched off."""
+
+
+def layer_types(config: Facts) -> list[LayerType]:
+    """Each layer's type; without layer_types every layer is full.
+
+    use_sliding_window false switches windows off, but not the causality of sliding layers (transformers 5.24,
+    Qwen3Config; z-lab's dflash 0.1.0).
+    """
+    num_layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    if "layer_types" not in config and config.flag("use_sliding_window", default=False):
+        raise config.error("use_sliding_window", "layer_types, which say where the window applies")
+    types = config.texts("layer_types") if "layer_types" in config else (FULL,) * num_layers
+    if len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
+        raise config.error("layer_types", f"{num_layers} times {FULL} or {SLIDING}")
+    has_windows = config.flag("use_sliding_window", default=True) and SLIDING in types
+    window = config.integer("sliding_window") if has_windows else None
+    return [LayerType(kind == SLIDING, window if kind == SLIDING else None) for kind in types]
+
+
+def layers(
+    types: Sequence[LayerType], causal: bool | None, sinks: Sequence[bool] | bool = False
+) -> tuple[DraftLayer, ...]:
+    """Window, causality and sinks by layer; `causal` None: sliding layers are causal, full ones are not."""
+    have = [sinks] * len(types) if isinstance(sinks, bool) else sinks
+    return tuple(
+        DraftLayer(sliding_window=each.window, causal=each.slides if causal is None else causal, sinks=has_sinks)
+        for each, has_sinks in zip(types, have, strict=True)
+    )
+
+
+def windows_of(spec: DraftSpec) -> set[int]:
+    """The different windows of the layers of `spec`."""
+    return {layer.sliding_window for layer in spec.layers if layer.sliding_window is not None}

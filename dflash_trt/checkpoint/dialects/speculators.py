@@ -12,8 +12,15 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect
-from dflash_trt.checkpoint.dialects.layer_types import layer_types, layers
-from dflash_trt.checkpoint.dialects.shared_keys import MAX_BLOCK_SIZE, mask_token, read_backbone, taps
+from dflash_trt.checkpoint.dialects.shared_keys import (
+    MAX_BLOCK_SIZE,
+    layer_types,
+    layers,
+    mask_token,
+    read_backbone,
+    recognised_by,
+    taps,
+)
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Weights
@@ -36,11 +43,6 @@ DEFAULTS: dict[str, dict[str, object]] = {
 """Values of keys that a file may leave out, by algorithm: those of the library's configuration classes."""
 TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's tensors that only the training loss reads; the library itself leaves them out on save."""
-
-
-def recognises(config: Facts) -> bool:
-    """Whether the file is from Speculators."""
-    return KEY in config
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -111,4 +113,6 @@ def canonical(weights: Weights, spec: DraftSpec) -> Weights:
     return zlab.canonical({name: tensor for name, tensor in weights.items() if name not in TRAINING_ONLY}, spec)
 
 
-SPECULATORS = Dialect(name="speculators", recognises=recognises, read=read, is_canonical=False, canonical=canonical)
+SPECULATORS = Dialect(
+    name="speculators", recognises=recognised_by(keys=(KEY,)), read=read, is_canonical=False, canonical=canonical
+)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""z-lab's own checkpoints, from which most other dialects derive (github.com/z-lab/dflash, dflash/model.py)."""
+"""z-lab's checkpoints, from which most other dialects derive (github.com/z-lab/dflash, dflash/model.py), and the two
+that add a few keys to them: JetSpec's and NVIDIA Model Optimizer's.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,23 @@ import re
 from collections.abc import Sequence
 
 from dflash_trt.checkpoint.dialects.dialect import Dialect, refuse_unless, renamed, unrepresentable
-from dflash_trt.checkpoint.dialects.layer_types import FULL, SLIDING, LayerType, layer_types, layers, windows_of
-from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
+from dflash_trt.checkpoint.dialects.keys import SECTION
+from dflash_trt.checkpoint.dialects.shared_keys import (
+    FULL,
+    SLIDING,
+    LayerType,
+    Places,
+    has_architecture,
+    layer_types,
+    layers,
+    recognised_by,
+    section_keys,
+    windows_of,
+)
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.own_vocabulary import own_vocabulary, without_t2d
-from dflash_trt.checkpoint.rope_config import spell_rope
+from dflash_trt.checkpoint.rope import spell_rope
 from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError
 
@@ -24,7 +37,12 @@ CODEBOOK = re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$")
 """transformers' name of codebooks that are embeddings."""
 ANCHOR = {"sample_from_anchor": False, "query_zero_predicts_next": False, "dspark_bonus_anchor": True}
 """Keys for whether row 0 of a block predicts; True marks keys with the opposite meaning (vLLM 0.33)."""
-
+CAUSAL_HEAD = "causal_head"
+"""Key of JetSpec (arXiv 2606.18394): z-lab's tensors and keys, trained with a causal block. Proposed as a chain, its
+drafts are those of a causal DFlash draft."""
+WINDOW_KEYS, OWN_KEYS = ("use_swa", "swa_window_size"), ("has_embed_tokens", "has_lm_head")
+"""Keys of NVIDIA Model Optimizer's export (modelopt/torch/export/plugins/hf_spec_export.py, DFlashExporter), whose
+layer_types are all full_attention. NVIDIA's own drafts (Nemotron-3.5) have the whole embedding."""
 SAME_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias",
     "rms_norm_eps", "max_position_embeddings", "vocab_size",
@@ -44,7 +62,7 @@ OPTIONAL: dict[str, object] = {
 
 def recognises(config: Facts) -> bool:
     """Whether this is a DFlash draft at all; asked after all other dialects."""
-    return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config"))
+    return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, SECTION))
 
 
 def read(config: Facts, weights: Weights, *, causal: bool | None = None, from_anchor: bool = False) -> DraftSpec:
@@ -73,6 +91,27 @@ def read(config: Facts, weights: Weights, *, causal: bool | None = None, from_an
         output_multiplier=places.of("output_multiplier").number("output_multiplier", default=1),
         final_logit_softcapping=cap.optional("final_logit_softcapping", cap.number),
     )
+
+
+def _read_jetspec(config: Facts, weights: Weights) -> DraftSpec:
+    """z-lab's facts; causal_head is the causality of every layer, and other keys must agree."""
+    dflash = config.section(SECTION)
+    causal = dflash.flag(CAUSAL_HEAD)
+    for place in (dflash, config):
+        for key in ("causal", "is_causal"):
+            if key in place and place.flag(key) != causal:
+                raise place.error(key, f"{str(causal).lower()}, as dflash_config.{CAUSAL_HEAD} says")
+    return read(config, weights, causal=causal)
+
+
+def _read_modelopt(config: Facts, weights: Weights) -> DraftSpec:
+    """z-lab's facts; CheckpointError where dflash_query_causal contradicts their causality."""
+    spec = read(config, weights)
+    if "dflash_query_causal" in config and config.flag("dflash_query_causal") != spec.layers[0].causal:
+        raise config.conflict(
+            "dflash_query_causal", f"{str(spec.layers[0].causal).lower()}, the causality of the layers"
+        )
+    return spec
 
 
 def read_causality(places: Places) -> bool | None:
@@ -165,3 +204,13 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
 
 
 ZLAB = Dialect(name="zlab", recognises=recognises, read=read, is_canonical=True, canonical=canonical)
+JETSPEC = Dialect(
+    name="jetspec", recognises=recognised_by(section=(CAUSAL_HEAD,)), read=_read_jetspec, is_canonical=True
+)
+MODELOPT = Dialect(
+    name="modelopt",
+    recognises=recognised_by(section=WINDOW_KEYS, keys=OWN_KEYS),
+    read=_read_modelopt,
+    is_canonical=True,
+    canonical=canonical,
+)

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
+from dflash_trt.deploy.resolved_deployment import ServedModels
 from dflash_trt.deploy.schema import Runtime, RuntimeKeys, Schema
-from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.vllm_speculation import SECTION, inferred_method
 
 MTP_NAMES = ("nextn", "_mtp")

@@ -18,9 +18,9 @@ from dflash_trt.deploy.memory import (
     pool_fraction,
     smallest_gpus,
 )
+from dflash_trt.deploy.resolved_deployment import ServedModels, ServingLoad
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, unchecked, warning
 from dflash_trt.deploy.schema import Runtime, RuntimeKeys, Schema
-from dflash_trt.deploy.serving import ServedModels, ServingLoad
 
 NUMBERS = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
 """Settings that a load is made of, by their common names."""

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.checkpoint.dialects.layouts import LAYOUTS
 from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
-from dflash_trt.checkpoint.dialects.zlab_layout import LAYOUT
 from dflash_trt.checkpoint.exclude_list import exclude_list_problem
 from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import REPOSITORY_ID
@@ -161,7 +161,7 @@ def exclude_list(config: CheckedConfig) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-READ = LAYOUT.name
+READ = "zlab"
 """Layout that SGLang (models/dflash.py) and TensorRT-LLM (speculative/dflash.py) read, its facts in dflash_config."""
 
 
@@ -176,7 +176,7 @@ def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
     copy = f"{draft.name.rstrip('/')}-{READ}"
     fix = f"{command_line(['dflash-trt', 'convert', draft.name, '-o', copy, '--to', READ])}, and serve {copy}"
     try:
-        LAYOUT.to_config(checkpoint.spec, checkpoint.torch_dtype())
+        LAYOUTS[READ].to_config(checkpoint.spec, checkpoint.torch_dtype())
     except CheckpointError as refused:
         fix = f"serve it with vLLM: convert --to {READ} refuses it ({refused.message})"
     yield error(

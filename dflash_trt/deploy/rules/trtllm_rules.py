@@ -13,11 +13,11 @@ from dflash_trt.deploy.rules.checked_config import (
     check_ranks,
     check_token_budget,
     error,
+    unchecked,
     warning,
 )
 from dflash_trt.deploy.rules.engine_rules import engine_rules
 from dflash_trt.deploy.rules.memory_rules import check_memory
-from dflash_trt.deploy.rules.switch_rules import trtllm_switches
 from dflash_trt.deploy.rules.target_rules import longest_context, target_family
 from dflash_trt.deploy.rules.trtllm_cache_rules import SPEC, disk_cache, draft_attention, fp8_context, prefix_reuse
 from dflash_trt.deploy.rules.trtllm_draft_rules import (
@@ -29,6 +29,7 @@ from dflash_trt.deploy.rules.trtllm_draft_rules import (
     taps,
 )
 
+WINDOW, THRESHOLD = f"{SPEC}.acceptance_rate_window_size", f"{SPEC}.acceptance_rate_threshold"
 MODELING_V2 = "TRTLLM_MODELING_V2"
 """Variable of the environment; off unless set."""
 
@@ -120,6 +121,29 @@ def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
         yield error("draft-schedule", key, "it or max_concurrency", "both", "remove max_concurrency")
 
 
+def switches(config: CheckedConfig) -> Iterator[Finding]:
+    """TensorRT-LLM's limits of requests and of acceptance, below or above which it does not draft."""
+    limit, batch = config.number(f"{SPEC}.max_concurrency"), config.number("max_batch_size")
+    if limit is not None and (batch is None or limit < batch):
+        problem = (
+            f"what requests accept after a step of more than {limit} requests, and whether it stores their context"
+        )
+        fix = "write draft_len_schedule with 1 or more, or test it first"
+        yield unchecked("max-concurrency", f"{SPEC}.max_concurrency", problem, fix)
+    given = [key for key in (WINDOW, THRESHOLD) if config.setting(key) is not None]
+    if len(given) == 1:
+        missing = (THRESHOLD if given == [WINDOW] else WINDOW).rpartition(".")[2]
+        yield warning(
+            "acceptance-threshold", given[0], f"{missing}, too: py_executor.py reads both or neither",
+            "it alone", f"add {missing}",
+        )  # fmt: skip
+    elif given and config.setting("enable_attention_dp") is True:
+        yield unchecked(
+            "acceptance-threshold", WINDOW, "whether ranks with attention data parallelism turn drafting off together",
+            "remove both keys, or test it first",
+        )  # fmt: skip
+
+
 def removed(config: CheckedConfig) -> Iterator[Finding]:
     """Arguments that the release silently drops."""
     for key, successor in config.schema.removed().items():
@@ -154,7 +178,7 @@ DFLASH_RULES: tuple[Rule, ...] = (
     required,
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.max_draft_len")),
     draft_schedule,
-    trtllm_switches,
+    switches,
     draft_attention,
     prefix_reuse,
     context_projection,

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.hybrid_caches import hybrid_caches, vllm_cache_layout
-from dflash_trt.deploy.quantized_drafts import unread
 from dflash_trt.deploy.rules.attention_rules import vllm_attention
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
@@ -23,11 +22,12 @@ from dflash_trt.deploy.rules.checked_config import (
     warning,
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory, pool_share
-from dflash_trt.deploy.rules.switch_rules import vllm_schedule
+from dflash_trt.deploy.rules.quantized_rules import unread
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import json_document
 
 SPEC = "speculative_config"
+SCHEDULE = f"{SPEC}.num_speculative_tokens_per_batch_size"
 
 
 def renamed(config: CheckedConfig) -> Iterator[Finding]:
@@ -118,6 +118,37 @@ def other_topologies(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
+    """Drafts by ranges of batch sizes, as vLLM 0.33 validates them (v1/spec_decode/dynamic/utils.py)."""
+    found, most = config.setting(SCHEDULE), config.number(f"{SPEC}.num_speculative_tokens")
+    if found is None:
+        return
+    expected = "lists of three integers: first batch, last batch, drafts"
+    if not isinstance(found, list) or not found or not all(map(_is_entry, found)):
+        yield error("draft-schedule", SCHEDULE, expected, found, "write [[1, 8, 7], [9, 64, 3]], for example")
+        return
+    ranges = sorted(found, key=lambda entry: entry[0])
+    ends = [0, *(last for _, last, _ in ranges)]
+    if any(first > last or drafts < 0 for first, last, drafts in ranges):
+        yield error(
+            "draft-schedule", SCHEDULE, "ranges that begin before they end, and 0 drafts or more", found, "correct them"
+        )
+    elif ranges[0][0] != 1:
+        yield error("draft-schedule", SCHEDULE, "a first range from batch 1", found, "begin with 1")
+    elif any(first <= end for (first, _, _), end in zip(ranges, ends, strict=False)):
+        yield error("draft-schedule", SCHEDULE, "ranges that do not overlap", found, "correct them")
+    elif most is not None and (larger := max(drafts for _, _, drafts in ranges)) > most:
+        yield warning(
+            "draft-schedule", SCHEDULE, f"at most num_speculative_tokens {most}",
+            f"{larger}, which vLLM cuts to {most}", f"write {most}, or raise num_speculative_tokens",
+        )  # fmt: skip
+
+
+def _is_entry(entry: object) -> bool:
+    values = entry if isinstance(entry, list) else []
+    return len(values) == 3 and all(isinstance(each, int) and not isinstance(each, bool) for each in values)
+
+
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, config.method or "", f"{SPEC}."),
     renamed,
@@ -126,7 +157,7 @@ RULES: tuple[Rule, ...] = (
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     token_budget,
     vllm_attention,
-    vllm_schedule,
+    draft_schedule,
     pool_share,
 )
 DFLASH_RULES: tuple[Rule, ...] = (

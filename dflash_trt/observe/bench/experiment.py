@@ -14,13 +14,18 @@ import msgspec
 
 from dflash_trt import __version__
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.load_machine import load_machine
-from dflash_trt.observe.bench.method_servers import MethodServer, engine_servers, running_servers, with_overrides
+from dflash_trt.observe.bench.method_servers import (
+    KeyValues,
+    MethodServer,
+    engine_servers,
+    extra_fields,
+    method_overrides,
+    running_servers,
+    with_overrides,
+)
 from dflash_trt.observe.bench.prompts.prompt_list import PromptList, read_prompt_list
-from dflash_trt.observe.bench.request_options import KeyValues, extra_fields, method_overrides
-from dflash_trt.observe.bench.run_record import Arrivals, BenchRun, RequestSettings
-from dflash_trt.observe.bench.run_settings import settings_warnings
-from dflash_trt.observe.endpoints.api_key import read_api_key
+from dflash_trt.observe.bench.run_record import Arrivals, BenchRun, RequestSettings, load_machine, settings_warnings
+from dflash_trt.observe.endpoints.client import read_api_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

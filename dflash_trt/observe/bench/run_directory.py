@@ -15,8 +15,7 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.files.workspace import SUFFIX
 from dflash_trt.files.write import OutputKind, bearing, new_file, sole_writer
 from dflash_trt.observe.bench.point_record import BenchPoint
-from dflash_trt.observe.bench.run_record import SCHEMA, BenchRecord, BenchRun
-from dflash_trt.observe.bench.run_settings import differences
+from dflash_trt.observe.bench.run_record import SCHEMA, BenchRecord, BenchRun, differences
 
 RUN_FILE = "run.json"
 OTHER_RUN = "give another -o, or the settings with which it was begun"

@@ -7,17 +7,15 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from itertools import product
 from pathlib import Path
 
 import msgspec
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.bench.experiment import Experiment
-from dflash_trt.observe.bench.load.aiperf_command import AiperfLoad, body_fields
 from dflash_trt.observe.bench.load.aiperf_export import read_export
-from dflash_trt.observe.bench.load.aiperf_install import VERSION
-from dflash_trt.observe.bench.load.aiperf_run import run_load
+from dflash_trt.observe.bench.load.aiperf_run import VERSION, AiperfLoad, body_fields, run_load
 from dflash_trt.observe.bench.method_servers import MethodServer
 from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.run_directory import add_warnings, begin_run, point_file, read_point, write_point
@@ -54,34 +52,25 @@ class Sweep:
         wanted = msgspec.structs.replace(experiment.run, command=command, versions=versions)
         return cls(directory=output, experiment=experiment, run=begin_run(output, wanted), aiperf=aiperf)
 
-    def missing(self, method: str) -> list[SweepPoint]:
-        """The points of a method that are not measured yet; raises ConfigError for any other file."""
-        read = partial(read_point, self.directory, method)
-        return [point for point in self.points(method) if read(point.category, point.concurrency) is None]
+    def missing(self) -> list[SweepPoint]:
+        """Points that are not measured yet: methods take turns at each concurrency, in random order.
 
-    def points(self, method: str) -> list[SweepPoint]:
-        """All points of a method, in the order in which they are measured."""
-        return [
+        Raises ConfigError for any other file at the place of one.
+        """
+        places = list(product(self.run.prompt_set.categories or (None,), self.run.concurrencies))
+        points = [
             SweepPoint(
-                method=method,
+                method=server.method.name,
                 category=category,
                 concurrency=concurrency,
                 num_requests=sum(prompt.num_requests for prompt in self.experiment.prompts.of(category)),
             )
-            for category in self.run.prompt_set.categories or (None,)
-            for concurrency in self.run.concurrencies
+            for server in self.experiment.servers
+            for category, concurrency in places
+            if read_point(self.directory, server.method.name, category, concurrency) is None
         ]
-
-    def all_missing(self) -> list[SweepPoint]:
-        """The missing points of all methods: methods take turns at each concurrency, in random order."""
-        points = [point for server in self.experiment.servers for point in self.missing(server.method.name)]
-        order = random.Random(self.run.seed)  # noqa: S311  # not for secrets
-        order.shuffle(points)
-        places = {
-            (point.category, point.concurrency): number
-            for number, point in enumerate(self.points(self.experiment.servers[0].method.name))
-        }
-        return sorted(points, key=lambda point: places[point.category, point.concurrency])
+        random.Random(self.run.seed).shuffle(points)  # noqa: S311  # not for secrets
+        return sorted(points, key=lambda point: places.index((point.category, point.concurrency)))
 
     def measure(
         self, progress: Callable[[SweepPoint, int], None]
@@ -91,7 +80,7 @@ class Sweep:
         `progress` gets the number of a point's answers so far. Raises EndpointError if a server does not answer, or
         counts no tokens.
         """
-        points = self.all_missing()
+        points = self.missing()
         names = {point.method for point in points}
         with ExitStack() as stack:
             asked = {
@@ -103,7 +92,7 @@ class Sweep:
 
     def _opened(self, server: MethodServer, stack: ExitStack) -> tuple[Client, Runtime, RequestSettings]:
         """A server that has answered once; it is closed with `stack`."""
-        url = stack.enter_context(server.opened())
+        url = stack.enter_context(server.opened)
         client = stack.enter_context(
             Client(url, api_key=self.experiment.api_key, timeout=self.experiment.timeout_seconds)
         )

@@ -11,22 +11,20 @@ import msgspec
 from dflash_trt.errors import ConfigError, EndpointError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import probes
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
-from dflash_trt.observe.diagnosis.checks import Check
-from dflash_trt.observe.diagnosis.engine_acceptance import (
+from dflash_trt.observe.diagnosis.checks import Check, EndpointFinding
+from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
+from dflash_trt.observe.diagnosis.prober import Prober, chats
+from dflash_trt.observe.diagnosis.probes import Probed
+from dflash_trt.observe.diagnosis.speed import NO_LOAD, Speed, draft_lengths, speeds_missing
+from dflash_trt.observe.diagnosis.speed import speeds as measure_speeds
+from dflash_trt.observe.diagnosis.verdict import judged
+from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.counter_growth import (
     EngineAcceptance,
     counters_page,
     engine_acceptances,
     prefix_hits_between,
 )
-from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
-from dflash_trt.observe.diagnosis.prober import Prober, chats
-from dflash_trt.observe.diagnosis.speed_check import speeds_missing
-from dflash_trt.observe.diagnosis.speed_probe import Speed, draft_lengths
-from dflash_trt.observe.diagnosis.speed_probe import speeds as measure_speeds
-from dflash_trt.observe.diagnosis.verdict import judged
-from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
 
 SECONDS = 110.0

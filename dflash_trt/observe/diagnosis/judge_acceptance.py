@@ -9,15 +9,18 @@ from __future__ import annotations
 from statistics import fmean
 
 from dflash_trt.api.acceptance import NEAR_ZERO_TAU, POOREST_TAU
-from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
-from dflash_trt.observe.diagnosis.group_comparison import (
+from dflash_trt.observe.diagnosis.checks import EndpointFinding, finding
+from dflash_trt.observe.diagnosis.noise import (
+    MIN_SAMPLES,
     PAIRED,
     comparable_values,
+    is_first_compared,
+    is_share_below,
     loss_on_same_prompts,
     tau_text,
     text_pairs,
+    upper_bound,
 )
-from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES, is_first_compared, is_share_below, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.published_tau import PublishedTau, published_taus
 from dflash_trt.observe.endpoints.identify import ServerKind

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dflash_trt.api.acceptance import NEAR_ZERO_TAU, Acceptance
-from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
-from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance
-from dflash_trt.observe.diagnosis.group_comparison import tau_text
+from dflash_trt.observe.diagnosis.checks import EndpointFinding, finding
+from dflash_trt.observe.diagnosis.noise import tau_text
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
+from dflash_trt.observe.endpoints.counter_growth import EngineAcceptance
 from dflash_trt.observe.endpoints.identify import ServerKind
 
 MIN_PASSES = 20

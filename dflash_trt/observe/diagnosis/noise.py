@@ -19,6 +19,8 @@ T_QUANTILES = (
 MIN_SAMPLES = 4
 SAME_LENGTH = 0.05
 """Two mean draft lengths that differ by less than this share may be compared by tau."""
+PAIRED = 0.05
+"""Smallest reported loss of accepted draft tokens on the same prompts."""
 
 
 def upper_bound(values: Sequence[float]) -> float:
@@ -72,3 +74,29 @@ def _error(values: Sequence[float]) -> float:
 
 def _bound(mean: float, error: float, count: int) -> float:
     return mean + T_QUANTILES[min(count - 1, len(T_QUANTILES)) - 1] * error
+
+
+def _comparable(group: ProbeGroup, reference: ProbeGroup) -> tuple[dict[str, float], dict[str, float]]:
+    is_first = is_first_compared(group, reference)
+    return group.values(is_first=is_first), reference.values(is_first=is_first)
+
+
+def comparable_values(group: ProbeGroup, reference: ProbeGroup) -> tuple[list[float], list[float]]:
+    after, before = _comparable(group, reference)
+    return list(after.values()), list(before.values())
+
+
+def loss_on_same_prompts(group: ProbeGroup, reference: ProbeGroup, smallest: float = PAIRED) -> float | None:
+    """Share of accepted draft tokens lost on the same prompts; None if it is noise or small."""
+    return paired_loss(*_comparable(group, reference), smallest)
+
+
+def text_pairs(group: ProbeGroup, reference: ProbeGroup) -> list[tuple[str, str]]:
+    """Both answers to each prompt that both groups contain."""
+    texts = {sample.prompt: sample.text for sample in reference.samples}
+    return [(texts[sample.prompt], sample.text) for sample in group.samples if sample.prompt in texts]
+
+
+def tau_text(group: ProbeGroup | None) -> str:
+    tau = None if group is None else group.tau_of_drafting_passes
+    return "no tau" if tau is None else f"tau of drafting passes {tau:.2f}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probes of a diagnosis, each compared with the short prompts."""
+"""The probes of a diagnosis, each compared with the short prompts, and their answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import secrets
 from statistics import fmean
 from zlib import crc32
 
+import msgspec
+
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, ProbePrompt, passage, prompts
-from dflash_trt.observe.diagnosis.probe_groups import REFUSED, greedy_group
-from dflash_trt.observe.diagnosis.prober import Prober
+from dflash_trt.observe.diagnosis.prober import REFUSED, Prober, greedy_group
+from dflash_trt.observe.diagnosis.speed import NO_PLAIN, Speed
+from dflash_trt.observe.endpoints.counter_growth import EngineAcceptance
 
 SHORT_TOKENS = 64
 TOKENS = 48
@@ -23,7 +26,6 @@ LONG_TOKENS = 6000
 """Length of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
 NUM_THINKING = 6
 MIN_LONG = 512
-NO_PLAIN = "this runtime decodes no single request without drafts"
 
 
 def short(prober: Prober) -> ProbeGroup:
@@ -125,3 +127,33 @@ def _characters_per_token(prober: Prober, reference: ProbeGroup) -> float:
         if sample.input_tokens
     ]
     return min(3.0, fmean(sizes) if sizes else 3.0)
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of the probes."""
+
+    short: ProbeGroup
+    served: ProbeGroup
+    seeds: tuple[ProbeGroup, ProbeGroup]
+    prefixes: tuple[ProbeGroup, ProbeGroup]
+    long: ProbeGroup
+    plain: ProbeGroup
+    foreign: ProbeGroup
+    thinking: tuple[ProbeGroup, ProbeGroup]
+    speeds: list[Speed]
+    speeds_missing: str
+    """Why speeds are missing."""
+    unreadable: str
+    """Why published figures could not be read."""
+    how: str
+    """The figures from which acceptance was read, or why there are none."""
+
+    engines: list[EngineAcceptance] = []
+    """Over all probes; empty for a server that does not tell its engines apart."""
+
+    @property
+    def groups(self) -> list[ProbeGroup]:
+        """In the order in which they were asked."""
+        return [
+            self.short, self.served, *self.seeds, *self.prefixes, self.long, self.plain, self.foreign, *self.thinking
+        ]  # fmt: skip

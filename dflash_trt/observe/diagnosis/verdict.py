@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
-from dflash_trt.observe.diagnosis.checks import Checks, Verdict
+from dflash_trt.observe.diagnosis.checks import Checks, EndpointFinding, Verdict
 from dflash_trt.observe.diagnosis.judge_acceptance import (
     POOREST,
     in_doubt,
@@ -14,17 +13,51 @@ from dflash_trt.observe.diagnosis.judge_acceptance import (
     not_seen,
     published_range,
 )
-from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
 from dflash_trt.observe.diagnosis.judge_parts import cliff, dead_engines, engines_text, rejected_requests
-from dflash_trt.observe.diagnosis.judge_sampling import lossless, sampled_acceptance, temperature
-from dflash_trt.observe.diagnosis.judge_use import drafting_notes
-from dflash_trt.observe.diagnosis.noise import is_ratio_below
+from dflash_trt.observe.diagnosis.judge_uses import (
+    MIN_DRAWN,
+    drafting_notes,
+    is_drawn,
+    long_contexts,
+    lossless,
+    prefix_hits,
+    repeated_prefixes,
+    sampled_acceptance,
+    temperature,
+)
+from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES, is_ratio_below
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probed import Probed
+from dflash_trt.observe.diagnosis.probes import MIN_LONG, Probed
 from dflash_trt.observe.diagnosis.published_tau import published_tau
-from dflash_trt.observe.diagnosis.speed_check import check_speeds, speed_shares, speed_text
-from dflash_trt.observe.diagnosis.unmeasured import not_long, too_few, too_short, without_figures
+from dflash_trt.observe.diagnosis.speed import check_speeds, speed_shares, speed_text
 from dflash_trt.observe.endpoints.identify import Runtime
+
+
+def too_few(group: ProbeGroup) -> str:
+    """Why a group cannot be judged; empty if it can."""
+    return "" if len(group.samples) >= MIN_SAMPLES else group.why_not or "too few answers"
+
+
+def too_short(first: ProbeGroup, drawn: ProbeGroup) -> str:
+    """Why drawn answers cannot be distinguished from greedy ones; empty if they can."""
+    if is_drawn(first, drawn):
+        return ""
+    shortest = min((sample.output_tokens for sample in drawn.samples), default=0)
+    return too_few(drawn) or ("" if shortest >= MIN_DRAWN else f"answers of {shortest} tokens are too short")
+
+
+def without_figures(group: ProbeGroup) -> str:
+    """Why a group's acceptance cannot be judged; empty if it can."""
+    if missing := too_few(group):
+        return missing
+    values = group.values(is_first=False)
+    return "" if len(values) >= MIN_SAMPLES else f"{len(values)} of {len(group.samples)} answers had verified drafts"
+
+
+def not_long(long: ProbeGroup) -> str:
+    """Why acceptance at long contexts cannot be judged; empty if it can."""
+    longest = max((sample.input_tokens or MIN_LONG for sample in long.samples), default=MIN_LONG)
+    return without_figures(long) if longest >= MIN_LONG else f"the server counts {longest} tokens in long prompts"
 
 
 def judged(
@@ -67,10 +100,10 @@ def judged(
     found, plain = lossless(kind, short, probed.plain), probed.plain
     same = f"{len(plain.samples)} greedy answers are plain decoding's"
     checks.add("lossless", found, too_few(plain), same, is_left_out=plain.is_left_out)
-    check_speeds(checks, probed)
+    check_speeds(checks, probed.speeds, probed.speeds_missing)
     notes = [] if spoiled else drafting_notes(kind, short, drawn, probed.foreign, probed.thinking)
     notes += prefix_hits(kind, again, hits)
-    return Verdict(checks=checks.checks, findings=checks.findings, unmeasured=checks.unmeasured, notes=notes)
+    return checks.verdict(notes)
 
 
 def _acceptance(

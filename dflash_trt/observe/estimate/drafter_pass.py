@@ -22,7 +22,7 @@ from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
 from dflash_trt.checkpoint.draft_tensors import dflash2_shapes, dspark_shapes, lilicorr_shapes, linear_shapes
 from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS
 from dflash_trt.deploy.gpus import known_gpu
-from dflash_trt.deploy.serving import ServingLoad
+from dflash_trt.deploy.resolved_deployment import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
 from dflash_trt.observe.estimate.constants import Rates, rates
 from dflash_trt.observe.estimate.drafter_terms import Head, drafter_terms

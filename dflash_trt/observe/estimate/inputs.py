@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.deploy.catalog import known_deployments
-from dflash_trt.deploy.deployment_file import DeploymentFile, check_runtime, load_deployment
-from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.deployment_file import DeploymentFile, check_runtime, deployment_path, load_deployment
 from dflash_trt.deploy.memory import is_fp8_context
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.read_target_shape import read_target_shape

@@ -16,7 +16,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.rope import Yarn
 from dflash_trt.deploy.gpus import GpuSpec
-from dflash_trt.deploy.serving import ServingLoad
+from dflash_trt.deploy.resolved_deployment import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.signatures import fits_tiles

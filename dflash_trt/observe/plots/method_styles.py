@@ -10,6 +10,11 @@ import msgspec
 TITLES = {"none": "plain", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "n-gram", "dflash": "DFlash"}
 
 
+def title_of(method: str) -> str:
+    """Name of a method in tables and pictures."""
+    return TITLES.get(method, method)
+
+
 class Style(msgspec.Struct, frozen=True):
     """Style of a curve in matplotlib's terms; Okabe and Ito's colours, which colour-blind people tell apart."""
 

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from dflash_trt.api.acceptance import NEAR_ZERO_TAU
-from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
-from dflash_trt.observe.diagnosis.checks import Checks, Verdict
+from dflash_trt.observe.diagnosis.checks import Checks, EndpointFinding, Verdict, finding
 from dflash_trt.observe.diagnosis.judge_acceptance import near_zero
 from dflash_trt.observe.diagnosis.judge_parts import MIN_TOKENS, cliff, dead_engines, engines_text
 from dflash_trt.observe.endpoints.identify import ServerKind
@@ -43,9 +42,7 @@ def judge(kind: ServerKind, now: Traffic, earlier: Traffic | None, expected_tau:
     checks.add("positions", found, few or unpublished, "acceptance falls evenly", is_left_out=True)
     if earlier is not None:
         _against(checks, now, earlier, few)
-    return Verdict(
-        checks=checks.checks, findings=checks.findings, unmeasured=checks.unmeasured, notes=_notes(kind, now)
-    )
+    return checks.verdict(_notes(kind, now))
 
 
 def _acceptance(

@@ -9,8 +9,7 @@ import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import EndpointError, shown
-from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance
-from dflash_trt.observe.endpoints.counter_growth import acceptance_of, by_engine
+from dflash_trt.observe.endpoints.counter_growth import EngineAcceptance, acceptance_of, by_engine
 from dflash_trt.observe.endpoints.counter_names import COUNTER_NAMES, MODEL_LABEL
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage

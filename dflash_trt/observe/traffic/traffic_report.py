@@ -11,8 +11,7 @@ import msgspec
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
-from dflash_trt.observe.diagnosis.checks import Check
+from dflash_trt.observe.diagnosis.checks import Check, EndpointFinding
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.traffic.traffic import Traffic

@@ -9,7 +9,7 @@ from operator import add
 import msgspec
 
 from dflash_trt.api.paired_speed import Pair, PairedSpeed, Timing, paired_speed
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
+from dflash_trt.observe.diagnosis.checks import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.plots.method_styles import TITLES

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.device.attention_kernel import check_kernels
 from dflash_trt.engine.context_layout import ContextLayout
 from dflash_trt.engine.graph.context_graph import context_graph

@@ -13,8 +13,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.tokenizer import refusing
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.runnable import check_architecture

@@ -25,7 +25,7 @@ from dflash_trt.runtime.server.calls.tools import tool_format
 from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
 from dflash_trt.runtime.server.http_error import HttpError, StructResponse
-from dflash_trt.runtime.server.request.body import BodyReader
+from dflash_trt.runtime.server.request.body import BodyReader, decode_object
 from dflash_trt.runtime.server.request.decoding import decode_fields
 from dflash_trt.runtime.server.request.generation_request import (
     TOKENIZE,
@@ -33,7 +33,6 @@ from dflash_trt.runtime.server.request.generation_request import (
     check_model,
     parse_request,
 )
-from dflash_trt.runtime.server.request.json_object import decode_object
 from dflash_trt.runtime.server.request.messages import read_messages
 from dflash_trt.runtime.server.request.request_fields import TokenizeBody
 from dflash_trt.runtime.server.request.responses_request import chat_fields

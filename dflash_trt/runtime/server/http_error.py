@@ -18,8 +18,6 @@ TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_e
 
 
 class HttpError(Exception):
-    """An error response."""
-
     def __init__(
         self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
@@ -31,7 +29,6 @@ class HttpError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> Error:
-        """The answer's body."""
         field = FIELD.match(self.message)
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         param = field[1] if field else None
@@ -61,7 +58,6 @@ class StructResponse(Response):
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        """Encodes the document."""
         return msgspec.json.encode(content)
 
 

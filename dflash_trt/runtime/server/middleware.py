@@ -29,7 +29,6 @@ class CheckMiddleware:
         self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
         try:
             self._check(Request(scope))
         except HttpError as error:
@@ -48,7 +47,6 @@ class ErrorMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
         has_started = False
 
         async def send_and_note_start(message: Message) -> None:
@@ -74,7 +72,6 @@ class AccessLogMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
         begin, status = time.perf_counter(), CLIENT_CLOSED_REQUEST
         client_id = Request(scope).headers.get("x-request-id", "")
         request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex

@@ -28,9 +28,9 @@ from transformers import (
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
-from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import EMBEDDINGS, TargetSpec
+from dflash_trt.checkpoint.tokenizer import refusing
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.device.fused import why_not_compiled
 from dflash_trt.device.launcher import CudaLauncher

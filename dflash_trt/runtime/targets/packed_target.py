@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dflash_trt.checkpoint.refusing import refusing
+from dflash_trt.checkpoint.tokenizer import refusing
 from dflash_trt.device.launcher import Launcher
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets

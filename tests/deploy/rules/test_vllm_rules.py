@@ -8,8 +8,7 @@ import json
 import pytest
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
-from dflash_trt.deploy.renamed_flags import renamed_flags
-from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.schema import load_schema, renamed_flags
 from dflash_trt.deploy.vllm_speculation import inferred_method, with_short_flags
 from tests.deploy.rules.commands import found, vllm
 

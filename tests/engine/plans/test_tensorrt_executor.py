@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest, read_manifest, read_shard
@@ -29,13 +28,12 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.onnxruntime import lowering
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run
 from tests.checkpoint.samples import refusal
 from tests.contract.host_runtime import RTX, VERSIONS, HostRuntime, offer_of
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import B300, H200, RTX_5090, another_plugin, pretend
-from tests.decoding import greedy, hidden_of
+from tests.decoding import greedy, hidden_of, open_trained
 from tests.engine.plans.test_preview import planned_drafter
 from tests.engines import build
 from tests.featured import build_featured, featured_draft
@@ -159,7 +157,7 @@ def test_proposals_of_a_draft_with_its_own_head(
 
 @EACH
 def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> None:
-    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=1))
+    session = open_trained(TARGET.name, built, max_batch_size=1)
     ours = planned_drafter(built, manifest)
     prompt = prompts(session)[0][:32]
     plain = session.generate_plain(prompt, greedy(40))
@@ -172,14 +170,14 @@ def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> N
 
 def test_a_prompt_begins_with_what_an_earlier_one_left(built: Path, manifest: Manifest) -> None:
     """In pages that another slot wrote, it gives the same tokens in the same number of steps."""
-    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=2))
+    session = open_trained(TARGET.name, built, max_batch_size=2)
     planned = session.with_drafter(manifest, planned_drafter(built, manifest, num_slots=2))
     assert len(check_shared_pages(planned, prompts(session)[0])) < 12
 
 
 def test_kept_prefixes_stay_in_the_pages_of_the_plan(built: Path, manifest: Manifest) -> None:
     """The caches may hold more than a plan's: then the prefixes of earlier prompts make room."""
-    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=1))
+    session = open_trained(TARGET.name, built, max_batch_size=1)
     planned = session.with_drafter(manifest, planned_drafter(built, manifest))
     decoder = planned.decoder(prefix_caching=True)
     for prompt in prompts(session)[:5]:
@@ -189,7 +187,7 @@ def test_kept_prefixes_stay_in_the_pages_of_the_plan(built: Path, manifest: Mani
 
 
 def test_beyond_the_rows_of_the_plan_the_target_goes_on_alone(built: Path, manifest: Manifest) -> None:
-    session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=2))
+    session = open_trained(TARGET.name, built, max_batch_size=2)
     planned = session.with_drafter(manifest, planned_drafter(built, manifest, num_slots=2))
     prompt, alone = prompts(session)[0][:32], 40
     count = 96 - len(prompt) + alone

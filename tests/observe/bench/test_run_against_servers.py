@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import DFlashError, MissingDependencyError
-from dflash_trt.observe.bench.load.aiperf_install import find_aiperf
+from dflash_trt.observe.bench.load.aiperf_run import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.bench.run_record import Arrivals
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage

@@ -22,8 +22,7 @@ from dflash_trt.observe.bench.run_directory import (
     write_point,
     write_run,
 )
-from dflash_trt.observe.bench.run_record import BenchRun, request_of
-from dflash_trt.observe.bench.run_settings import differences, settings_warnings
+from dflash_trt.observe.bench.run_record import BenchRun, differences, request_of, settings_warnings
 from tests.observe.bench import samples
 from tests.observe.bench.samples import counters, point, run
 

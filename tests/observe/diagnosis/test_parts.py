@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
-from dflash_trt.observe.diagnosis.engine_acceptance import EngineAcceptance
 from dflash_trt.observe.diagnosis.judge_acceptance import in_doubt, low_acceptance
 from dflash_trt.observe.diagnosis.judge_parts import cliff, dead_engines, rejected_requests
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.counter_growth import EngineAcceptance
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.diagnosis.look_alikes import HEALTHY, LookAlike, running
 

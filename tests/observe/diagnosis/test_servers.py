@@ -26,15 +26,21 @@ import pytest
 from dflash_trt.errors import EndpointError
 from dflash_trt.llm import LLM
 from dflash_trt.observe.diagnosis import prober, probes
-from dflash_trt.observe.diagnosis.causes import EndpointFinding, cause_entries, causes
+from dflash_trt.observe.diagnosis.checks import EndpointFinding, cause_entries, causes
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance
-from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
-from dflash_trt.observe.diagnosis.judge_sampling import lossless, sampled_acceptance, temperature
-from dflash_trt.observe.diagnosis.judge_use import drafting_notes, slow_drafts
+from dflash_trt.observe.diagnosis.judge_uses import (
+    drafting_notes,
+    long_contexts,
+    lossless,
+    prefix_hits,
+    repeated_prefixes,
+    sampled_acceptance,
+    temperature,
+)
 from dflash_trt.observe.diagnosis.noise import is_first_compared, is_share_below, paired_loss, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.speed_probe import Speed
+from dflash_trt.observe.diagnosis.speed import Speed, slow_drafts
 from dflash_trt.observe.endpoints import client as client_module
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind

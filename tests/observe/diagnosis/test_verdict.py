@@ -16,21 +16,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from dflash_trt.observe.diagnosis.causes import cause_entries
-from dflash_trt.observe.diagnosis.checks import Verdict
+from dflash_trt.observe.diagnosis.checks import Verdict, cause_entries
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.diagnosis.diagnosis_tables import conclusion
 from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance, no_drafts, not_judged, not_seen
-from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
 from dflash_trt.observe.diagnosis.judge_parts import rejected_requests
-from dflash_trt.observe.diagnosis.judge_sampling import lossless, temperature
-from dflash_trt.observe.diagnosis.judge_use import drafting_notes, slow_drafts
+from dflash_trt.observe.diagnosis.judge_uses import (
+    drafting_notes,
+    long_contexts,
+    lossless,
+    prefix_hits,
+    repeated_prefixes,
+    temperature,
+)
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
-from dflash_trt.observe.diagnosis.probe_groups import OUT_OF_TIME
-from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
-from dflash_trt.observe.diagnosis.probes import NO_PLAIN
+from dflash_trt.observe.diagnosis.prober import OUT_OF_TIME
+from dflash_trt.observe.diagnosis.probes import Probed
 from dflash_trt.observe.diagnosis.published_tau import published_tau
-from dflash_trt.observe.diagnosis.speed_probe import Speed
+from dflash_trt.observe.diagnosis.speed import NO_LOAD, NO_PLAIN, Speed, slow_drafts
 from dflash_trt.observe.diagnosis.verdict import judged
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that this process starts end with their block and with this process, descendants included."""
+"""Programs that this process starts end with their block and with this process, and the time they use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.observe.servers.local_server import child_process
+from dflash_trt.observe.servers.processor_time import ProcessorTime, processor_time
 from tests.observe.servers.processes import is_running, until_ended
 from tests.waiting import PATIENCE, until
 
@@ -76,3 +77,20 @@ def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, child_process(["/no/such"], log.fileno()) as process:
         assert process.wait(PATIENCE) == 127
     assert (tmp_path / "log").read_text() == "/no/such: No such file or directory\n"
+
+
+SPIN = "import os; os.sched_setaffinity(0, {%d}); os.fork()\nwhile True: pass"
+
+
+def test_what_two_processes_use_and_wait_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", SPIN % min(os.sched_getaffinity(0))]) as process:
+        until(lambda: processor_time(process.pid).used > 0.2)
+        spent = processor_time(process.pid)
+        subprocess.run(["pkill", "--parent", str(process.pid)], check=True)
+        process.kill()
+    assert spent.waited > 0.05
+    until(lambda: processor_time(process.pid) == (0.0, 0.0))
+
+
+def test_waits_of_threads_that_have_ended_do_not_count_below_zero() -> None:
+    assert ProcessorTime(3.0, 1.0) - ProcessorTime(1.0, 2.0) == (2.0, 0.0)

@@ -18,7 +18,7 @@ import pytest
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints.client import Client
-from dflash_trt.observe.traffic.prometheus_window import scraped_kind
+from dflash_trt.observe.traffic.window import scraped_kind
 from tests.cli.commands import run
 from tests.loopback import Handler, listening
 from tests.observe.endpoints.canned import canned

@@ -23,7 +23,7 @@ from dflash_trt.api.paired_speed import Pair, Timing
 from dflash_trt.cli.try_ import NAMES
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
-from dflash_trt.observe.diagnosis.causes import EndpointFinding
+from dflash_trt.observe.diagnosis.checks import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.servers.local_server import LocalServer, free_port

@@ -14,29 +14,24 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 from dflash_trt import _C
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime import load
 from dflash_trt.runtime.cpu import accelerate as accelerate_module
 from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate, fuse_norms, normed, slow_parts
 from dflash_trt.runtime.cpu.linear_layers import experts, group_experts
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
-from tests.decoding import greedy
-from tests.engines import trained_engine
+from tests.decoding import greedy, open_trained
 from tests.fixtures_data import prompts
-from tests.paths import FIXTURES
 from tests.runtime.targets.families import EXPERTS, family_model, random_model
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
 def test_without_the_room_a_runtime_decodes_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformers' own layers and attention by torch's operators, drafted and plain."""
-    options = RuntimeOptions(max_batch_size=4, device="cpu")
 
     def decoded() -> list[list[list[int]]]:
-        session = open_session(trained_engine(name), str(FIXTURES / name), options)
+        session = open_trained(name, max_batch_size=4, device="cpu")
         asked = prompts(session)[:4]
         decoders = session.decoder(), session.plain_decoder()
         runs = [run(decoder, [session.request(prompt, greedy(24)) for prompt in asked]) for decoder in decoders]

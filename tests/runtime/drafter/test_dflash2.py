@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.proposals import Draw
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config
-from tests.decoding import Tables
+from tests.decoding import Tables, open_trained
 from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.oracle.deepspec_dspark import ANCHOR, SIZES
@@ -161,7 +159,7 @@ def test_its_loop_takes_the_same_steps(block_size: int, count: int, tmp_path: Pa
     """With a shorter block, too, all of whose rows are run: position 0 of the convolution is each block's own."""
     draft = copytree(FIXTURES / "tiny-qwen3-dflash2", tmp_path / "draft")
     build(edit_config(draft, dflash_config__block_size=block_size), tmp_path / "engine", TARGET)
-    session = open_session(tmp_path / "engine", str(TARGET), RuntimeOptions(max_batch_size=4))
+    session = open_trained("tiny-qwen3", tmp_path / "engine", max_batch_size=4)
     params = SamplingParams(max_tokens=STEPS_TOKENS + block_size, ignore_eos=True)
     requests = [session.request(prompt, params) for prompt in prompts(session)[:count]]
     run_requests(session.decoder(), requests)

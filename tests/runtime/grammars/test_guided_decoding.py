@@ -18,13 +18,11 @@ import pytest
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
-from tests.decoding import open_without_tokenizer, text_of
+from tests.decoding import open_trained, open_without_tokenizer, text_of
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
 
@@ -46,8 +44,7 @@ PROMPTS = ["def parse(", "class Config:\n    ", "import json\n", '{"name": ']
 
 @pytest.fixture(scope="module", params=["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
 def session(request: pytest.FixtureRequest) -> Session:
-    options = RuntimeOptions(max_batch_size=len(PROMPTS))
-    return open_session(trained_engine(request.param), str(FIXTURES / request.param), options)
+    return open_trained(request.param, max_batch_size=len(PROMPTS))
 
 
 def ids(session: Session, text: str) -> list[int]:

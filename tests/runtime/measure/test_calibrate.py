@@ -17,20 +17,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.cli.failure import EXTRAS
 from dflash_trt.quantize.bounds import ranges_from_weights
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.measure.calibrate import ANCHORS, Replayer, activation_ranges, choose_anchors, replay
 from dflash_trt.runtime.measure.features import FeatureSequence, open_features
 from dflash_trt.runtime.session import Session
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run
-from tests.decoding import generate
+from tests.decoding import generate, open_trained
 from tests.engine.graph.test_features import CASES, Case
-from tests.engines import trained_engine
 from tests.featured import featured_draft
 from tests.fixtures_data import PAIRS
 from tests.paths import FIXTURES
@@ -84,7 +81,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
 
     On the file's taps as on decoding's own the two agree to FLOAT's accuracy.
     """
-    session = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(max_batch_size=1))
+    session = open_trained(name, max_batch_size=1)
     draft = fixture_draft(name)
     with open_features(features[name], draft.spec) as file:
         captured = next(file.sequences())

@@ -18,10 +18,9 @@ from dflash_trt import __version__
 from dflash_trt.errors import EndpointError
 from dflash_trt.llm import LLM
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, ProbePrompt, prompts
-from dflash_trt.observe.diagnosis.probe_groups import OUT_OF_TIME, group
-from dflash_trt.observe.diagnosis.prober import Prober, chats
+from dflash_trt.observe.diagnosis.prober import OUT_OF_TIME, Prober, chats, group
 from dflash_trt.observe.diagnosis.probes import plain
-from dflash_trt.observe.diagnosis.speed_probe import speeds
+from dflash_trt.observe.diagnosis.speed import speeds
 from dflash_trt.observe.endpoints.answer_stream import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify

@@ -19,9 +19,10 @@ from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.connections.parser import MAX_HEADERS, LimitedConnection
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.request import json_object, tokenizing
+from dflash_trt.runtime.server.request import body as request_body
 from dflash_trt.runtime.server.request import messages as conversations
-from dflash_trt.runtime.server.request.json_object import decode_object
+from dflash_trt.runtime.server.request import tokenizing
+from dflash_trt.runtime.server.request.body import decode_object
 from tests.runtime.server.live import MODEL, Live
 
 CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -53,15 +54,15 @@ def test_what_is_beyond_a_limit_is_not_made(document: Any, is_ascii: bool) -> No
     encoded = json.dumps(document, ensure_ascii=is_ascii)
     for name, number in (("MAX_ITEMS", num_items), ("MAX_NESTING", num_levels)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(json_object, name, number)
+            patch.setattr(request_body, name, number)
             assert decode_object(encoded) == document
-            patch.setattr(json_object, name, number - 1)
+            patch.setattr(request_body, name, number - 1)
             with pytest.raises(HttpError, match=f"body: it has more than {number - 1} "):
                 decode_object(encoded)
 
 
 def test_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_object, "MAX_VALUES", 100)
+    monkeypatch.setattr(request_body, "MAX_VALUES", 100)
     assert decode_object(json.dumps({"prompt": [1] * 100, "model": "," * 200}).encode())
     with pytest.raises(HttpError, match="field: it has more than 100 values"):
         decode_object(json.dumps({"prompt": [1] * 102}), "field")
@@ -89,7 +90,7 @@ def test_arguments_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(RequestError, match="messages: arguments have more than 100 characters"):
             conversations.read_messages(wrong)
     calls[0]["function"]["arguments"] = "[" * 9 + "]" * 9
-    monkeypatch.setattr(json_object, "MAX_NESTING", 8)
+    monkeypatch.setattr(request_body, "MAX_NESTING", 8)
     with pytest.raises(HttpError, match="arguments: it has more than 8 levels"):
         conversations.read_messages(messages[:1])
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observability of a server: OpenTelemetry traces, /metrics by vLLM's names, and the dashboard's queries."""
+"""Observability of a server: traces, /metrics by vLLM's names, the dashboard's queries, a log that never waits."""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from operator import attrgetter
@@ -27,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.server.telemetry.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.runtime.server.telemetry.tracing import Tracing, open_tracing
 from tests.runtime.server.live import LONG, MODEL, Live, serving, started
 from tests.tools.dashboards.queries import expressions, metrics, selectors
@@ -303,3 +308,27 @@ def test_the_command_exports(
         assert (resource["service.name"], "service.version" in resource) == ("ours", True)
         names = [span.name for scope in spans.scope_spans for span in scope.spans]
         assert names == ["queue", "prefill", "decode", "text_completion m"]
+
+
+def test_errors_of_libraries_are_lines_of_the_log() -> None:
+    """Python's own handler writes at once, to a reader that may not read."""
+    code = "import logging; from dflash_trt.runtime.server.telemetry.log import set_up_logging; set_up_logging(); "
+    code += "logging.getLogger('asyncio').error('an error'); logging.getLogger().handlers[0].flush()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"[-0-9]+ [:0-9]+ an error\n", run.stderr)
+
+
+def test_an_unread_log_loses_lines() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):  # ends when the pipe is full
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    handler = NonBlockingHandler(writing)
+    for i in range(2 * MAX_QUEUED_LINES):
+        handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, f"line {i} {'x' * 200}", None, None))
+    assert handler.num_dropped > 0
+    os.close(reading)  # the thread's write ends with an error, and it goes on
+    handler.flush()
+    assert handler.is_idle

@@ -30,8 +30,6 @@ from tests.cli.commands import run_here
 from tests.runtime.server.live import Live, bounded, read_response, serving
 from tests.waiting import PATIENCE, until
 
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-
 
 class Transport(asyncio.Transport):
     """One whose client reads nothing."""

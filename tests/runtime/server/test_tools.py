@@ -351,10 +351,8 @@ def test_a_conversation_with_calls_and_template_variables(live: Live) -> None:
     assert create(extra_body=kwargs, **settings).choices[0].message.content == expected.text
 
 
-def test_a_demanded_call_in_harmony() -> None:
+def test_a_demanded_call_in_harmony(tokenizer: PreTrainedTokenizerBase) -> None:
     """By the tokens of its control tokens, not by texts that look like them."""
-    tokenizer = AutoTokenizer.from_pretrained(FIXTURES / "tiny-gpt-oss")
-    tokenizer.add_special_tokens({"additional_special_tokens": HARMONY})
     form = tool_format(tokenizer)
     tools = read_tools(ChatBody(messages=MESSAGES, tools=TOOLS, tool_choice=NAMED))
     (end,) = tokenizer.convert_tokens_to_ids(["<|call|>"])

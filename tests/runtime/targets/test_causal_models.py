@@ -16,7 +16,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from dflash_trt.checkpoint.mapped import as_float32, map_tensor
+from dflash_trt.checkpoint.decoded_tensor import as_float32, map_tensor
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, input_embedding
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.manifest import read_manifest

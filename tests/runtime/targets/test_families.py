@@ -14,18 +14,16 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.ranks.sharding import sharding
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.packed_target import PackedTarget, agrees
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment, Verified
-from tests.decoding import greedy, open_without_tokenizer
-from tests.engines import build, trained_engine
+from tests.decoding import greedy, open_trained, open_without_tokenizer
+from tests.engines import build
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.transformers_dflash import plain_greedy
 from tests.paths import FIXTURES, REPOSITORY
@@ -116,8 +114,7 @@ def test_any_history(name: str, lengths: Sequence[int], dtype: str) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_drafted_equals_plain(name: str, count: int, tokens: int) -> None:
     """Drafted, several at once, and plain, one at a time."""
-    options = RuntimeOptions(max_batch_size=8, dtype="bfloat16")
-    session = open_session(trained_engine(name), str(FIXTURES / name), options)
+    session = open_trained(name, max_batch_size=8, dtype="bfloat16")
     asked = [session.request(prompt, greedy(tokens)) for prompt in prompts(session)[:count]]
     for request, answer in zip(asked, run(session.decoder(), asked), strict=True):
         assert answer.token_ids == session.generate_plain(request.prompt_ids, greedy(tokens)).token_ids

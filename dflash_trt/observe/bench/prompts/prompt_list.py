@@ -13,9 +13,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.prompts.conversation import Conversation
-from dflash_trt.observe.bench.prompts.hub_sets import HUB_SETS, read_hub_set
+from dflash_trt.observe.bench.prompts.data_sets import HUB_SETS, read_hub_set, read_speed_bench
 from dflash_trt.observe.bench.prompts.prompt_file import read_prompt_file
-from dflash_trt.observe.bench.prompts.speed_bench import read_speed_bench
 from dflash_trt.observe.bench.run_record import PromptSet
 
 

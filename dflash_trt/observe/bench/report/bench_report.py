@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from dflash_trt.observe.bench.report.beside import BesideRow, beside
-from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, sweep
-from dflash_trt.observe.bench.report.equal_speed import AtSpeed, at_speeds
+from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, TaskReport, sweep, tasks
 from dflash_trt.observe.bench.report.published_rows import PublishedSet
 from dflash_trt.observe.bench.report.report_notes import notes
-from dflash_trt.observe.bench.report.speed_curve import SpeedCurve, curve, speeds
-from dflash_trt.observe.bench.report.tasks import TaskReport, tasks
+from dflash_trt.observe.bench.report.speed_curve import AtSpeed, SpeedCurve, at_speeds, curve, speeds
 from dflash_trt.observe.bench.report.workloads import BASELINE, LoadedRun, Workload, workloads
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from dflash_trt.deploy.trained_target import is_copy
-from dflash_trt.observe.bench.report.cell_text import NONE, TAU, factor_text, tau_text
 from dflash_trt.observe.bench.report.equal_concurrency import MethodFigures
 from dflash_trt.observe.bench.report.published_rows import Figures, PublishedRow, PublishedSet
+from dflash_trt.observe.bench.report.run_tables import NONE, TAU, factor_text, tau_text
 from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.method_styles import TITLES

@@ -78,10 +78,9 @@ def request_rates(rows: Sequence[RequestRow], seed: int, name: str) -> Samples:
 
 def point_rates(point: BenchPoint, seed: int, name: str) -> tuple[Samples, Samples]:
     """(speed of a user, throughput) of each sample: AIPerf's figures of the point, scaled as the requests' change."""
-    indices = _resample(len(point.rows), seed, name)
     tokens = np.array([row.output_tokens for row in point.rows], dtype=float)
     seconds = np.array([row.seconds for row in point.rows])
-    whole = _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
+    whole = request_rates(point.rows, seed, name) / _divide(tokens.sum(), seconds.sum())
     waits = np.array([np.nan if row.ttft_seconds is None else row.ttft_seconds for row in point.rows])
     user = np.where(tokens > 1, _divide(tokens - 1, seconds - waits), np.nan)
     measured = user[np.isfinite(user)]

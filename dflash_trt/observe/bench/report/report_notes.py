@@ -31,7 +31,7 @@ def _losses(runs: Sequence[LoadedRun]) -> Iterator[str]:
 
 
 def _workload_notes(work: Workload) -> Iterator[str]:
-    if work.baseline() is None:
+    if all(series.name != work.reference for series in work.series):
         yield f"{work.title}: no method named {work.reference!r}, so there are no speed-ups; --reference names another"
     for field in ("request", "arrivals", "server", "num_gpus", "client", "goodput"):
         values = {msgspec.json.encode(getattr(series.run, field)) for series in work.series}

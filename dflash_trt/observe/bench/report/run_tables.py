@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run and its points as tables and sentences."""
+"""A run and its points as tables and sentences, and figures as the cells of tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dflash_trt.observe.bench.point_record import BenchPoint, Distribution
-from dflash_trt.observe.bench.report.cell_text import NONE, TAU, tau_text
+from dflash_trt.observe.bench.report.intervals import Speedup
 from dflash_trt.observe.bench.run_record import BenchRun
 from dflash_trt.observe.pages.page_templates import Table
 
+NONE = "-"
+TAU = "tau of drafting passes"
 IF_ANY = ("lost", "cut")
 """Columns that are left out if all their cells are 0."""
+
+
+def factor_text(factor: Speedup | None) -> str:
+    """3.1x (2.9-3.3), a dash, or that the figure cannot be."""
+    if factor is None:
+        return NONE
+    if not factor.is_possible:
+        return "too busy to tell"
+    spread = "" if factor.interval is None else f" ({factor.interval[0]:.2f}-{factor.interval[1]:.2f})"
+    return f"{factor.value:.2f}x{spread}"
+
+
+def rate_text(rate: float | None) -> str:
+    return NONE if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}"
+
+
+def tau_text(tau: float | None) -> str:
+    return NONE if tau is None else f"{tau:.2f}"
 
 
 def run_facts(run: BenchRun) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,8 @@ from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
 from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow
 from dflash_trt.observe.bench.report.intervals import Speedup
-from dflash_trt.observe.bench.report.workloads import Workload
+from dflash_trt.observe.bench.report.workloads import Workload, reference_title
+from dflash_trt.observe.plots.method_styles import title_of
 
 FASTER, SLOWER, UNDECIDED, IMPOSSIBLE = "faster", "slower", "not decided", "the machine was too busy to tell"
 
@@ -24,7 +25,7 @@ def _verdict(work: WorkloadReport, name: str) -> str:
     workload = work.workload
     found = [(row, row.by_method[name].speedup) for row in work.sweep if name in row.by_method]
     measured = [(row, speedup) for row, speedup in found if speedup is not None]
-    title = f"{workload.titles[name]} against {workload.reference_title}, {workload.title}"
+    title = f"{title_of(name)} against {reference_title(workload.reference)}, {workload.title}"
     if not measured:
         return f"{title}: not compared, because no concurrency was measured with both"
     groups = [(kind, list(rows)) for kind, rows in groupby(measured, key=lambda each: judged(each[1]))]
@@ -56,7 +57,7 @@ def _goodputs(work: Workload, name: str) -> str:
     """The best goodput of both, where AIPerf counted it."""
     best = [_best(work, name), _best(work, work.reference)]
     texts = [f"{point.goodput:.2f} requests/s at {point.concurrency}" for point in best if point is not None]
-    return "" if len(texts) < 2 else f". Best goodput: {texts[0]}, {work.reference_title} {texts[1]}"
+    return "" if len(texts) < 2 else f". Best goodput: {texts[0]}, {reference_title(work.reference)} {texts[1]}"
 
 
 def _best(work: Workload, name: str) -> BenchPoint | None:

@@ -13,7 +13,7 @@ from dflash_trt.errors import ConfigError, shown
 from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.bench.run_record import BenchMethod, BenchRun
-from dflash_trt.observe.plots.method_styles import TITLES
+from dflash_trt.observe.plots.method_styles import title_of
 
 BASELINE = "none"
 
@@ -36,7 +36,7 @@ class MethodSeries(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        return TITLES.get(self.name, self.name)
+        return title_of(self.name)
 
     def at(self, concurrency: int) -> BenchPoint | None:
         """The point there, unless nothing completed."""
@@ -57,18 +57,9 @@ class Workload(msgspec.Struct, frozen=True):
         return self.prompt_set if self.category is None else f"{self.prompt_set}, {self.category}"
 
     @property
-    def titles(self) -> dict[str, str]:
-        """Display titles by method."""
-        return {series.name: series.title for series in self.series}
-
-    @property
     def goodput(self) -> str:
         """Limits by which the runs counted good requests; empty where none did."""
         return " or ".join(dict.fromkeys(series.run.goodput for series in self.series if series.run.goodput))
-
-    @property
-    def reference_title(self) -> str:
-        return reference_title(self.reference)
 
     @property
     def num_gpus(self) -> int | None:
@@ -89,17 +80,13 @@ class Workload(msgspec.Struct, frozen=True):
         """Divisor of a series' throughput."""
         return 1 if self.num_gpus is None else series.run.num_gpus or 1
 
-    def baseline(self) -> MethodSeries | None:
-        """The reference, if it was measured."""
-        return next((series for series in self.series if series.name == self.reference), None)
-
     def compared(self) -> tuple[MethodSeries, ...]:
         return tuple(series for series in self.series if series.name != self.reference)
 
 
 def reference_title(name: str) -> str:
     """Name of a method in sentences."""
-    return "plain decoding" if name == BASELINE else TITLES.get(name, name)
+    return "plain decoding" if name == BASELINE else title_of(name)
 
 
 def load_runs(directories: Sequence[Path]) -> tuple[LoadedRun, ...]:
@@ -150,7 +137,7 @@ def _series(runs: Sequence[LoadedRun], category: str | None, reference: str) -> 
                 is_first = not any(earlier.method.name == method.name for earlier in series)
                 name = method.name
                 if names[name] > 1 and not (name == reference and is_first):
-                    name = f"{TITLES.get(name, name)} ({loaded.directory.name})"
+                    name = f"{title_of(name)} ({loaded.directory.name})"
                 ordered = tuple(sorted(points, key=lambda p: p.concurrency))
                 series.append(MethodSeries(name, loaded.run, method, ordered))
     return tuple(series)

@@ -10,22 +10,23 @@ from typing import Literal
 
 from dflash_trt.files.command import command_line
 from dflash_trt.files.write import OutputKind, new_directory
-from dflash_trt.observe.bench.report.acceptance_tables import drafts_table, position_tables
 from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
 from dflash_trt.observe.bench.report.beside import beside_table
-from dflash_trt.observe.bench.report.curve_tables import (
+from dflash_trt.observe.bench.report.intervals import NUM_SAMPLES
+from dflash_trt.observe.bench.report.report_tables import (
+    drafts_table,
     goodput_table,
     latency_tables,
+    position_tables,
     speed_table,
     sweep_table,
+    task_table,
     title,
     workload_plot,
 )
-from dflash_trt.observe.bench.report.intervals import NUM_SAMPLES
 from dflash_trt.observe.bench.report.run_tables import run_facts
 from dflash_trt.observe.bench.report.run_verdict import verdict
 from dflash_trt.observe.bench.report.speed_curve import ends
-from dflash_trt.observe.bench.report.task_table import task_table
 from dflash_trt.observe.bench.report.workloads import reference_title
 from dflash_trt.observe.bench.run_record import BenchRun
 from dflash_trt.observe.pages.page_templates import PAGE, render

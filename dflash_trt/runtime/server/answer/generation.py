@@ -19,16 +19,16 @@ from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.server.answer import bodies as response_bodies
 from dflash_trt.runtime.server.answer.answer_logprobs import TokenTexts
-from dflash_trt.runtime.server.answer.answer_memory import answer_bytes
 from dflash_trt.runtime.server.answer.bodies import ChatChoice, ChatCompletion, Document, Metrics, TextChoice, Usage
 from dflash_trt.runtime.server.answer.choice import Choice, has_content
 from dflash_trt.runtime.server.answer.inbox import Inbox
 from dflash_trt.runtime.server.answer.usage import completion_metrics, usage
+from dflash_trt.runtime.server.client_limits import answer_bytes
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.request.generation_request import GenerationRequest
 from dflash_trt.runtime.server.served_backend import ServedBackend
 from dflash_trt.runtime.server.telemetry.prometheus import ServerMetrics
-from dflash_trt.runtime.server.telemetry.request_span import RequestSpan
+from dflash_trt.runtime.server.telemetry.tracing import RequestSpan
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.request import Request

@@ -16,8 +16,15 @@ from dflash_trt.runtime.server.calls.channels import ChannelTokens
 from dflash_trt.runtime.server.calls.deepseek import TAGS as DEEPSEEK
 from dflash_trt.runtime.server.calls.deepseek import DeepSeekFormat
 from dflash_trt.runtime.server.calls.hermes import BEGIN, END, HermesParser
-from dflash_trt.runtime.server.calls.tagged_calls import TAGS, TaggedFormat, call_reader, tagged_format
-from dflash_trt.runtime.server.calls.tagged_grammar import const_text, sequence, tagged_call
+from dflash_trt.runtime.server.calls.tagged_calls import (
+    TAGS,
+    TaggedFormat,
+    call_reader,
+    const_text,
+    sequence,
+    tagged_call,
+    tagged_format,
+)
 from dflash_trt.runtime.server.request.request_fields import TOOL_CHOICES, ChatBody
 
 if TYPE_CHECKING:

@@ -38,7 +38,6 @@ class Acceptor:
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """Stops accepting."""
         asyncio.get_running_loop().remove_reader(self._listening)
         self._task.cancel()
 

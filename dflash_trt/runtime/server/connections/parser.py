@@ -46,7 +46,6 @@ class LimitedConnection(h11.Connection):
         self._num_chunks = self._num_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """The next event in the received bytes."""
         self._buffer.has_request_line = self.their_state is h11.IDLE
         event = super().next_event()
         if isinstance(event, h11.Request):

@@ -29,7 +29,6 @@ class Protocol(H11Protocol):
     _write_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Takes the arguments of uvicorn's class."""
         super().__init__(*arguments, **options)
         self.conn = LimitedConnection()
 

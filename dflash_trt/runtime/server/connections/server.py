@@ -58,7 +58,6 @@ class HttpServer(uvicorn.Server):
         self._connection_limit = connection_limit
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on `sockets`."""
         make_protocol = partial(Protocol, config=self.config, server_state=self.server_state, app_state={})
         connections = cast("set[Protocol]", self.server_state.connections)
         self.servers = [

@@ -9,7 +9,7 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.request.json_object import decode_object
+from dflash_trt.runtime.server.request.body import decode_object
 from dflash_trt.runtime.server.request.request_fields import FORMATS, StructuredOutputs
 
 ANY_OBJECT = {"type": "object"}

@@ -11,7 +11,7 @@ import msgspec
 from dflash_trt.api.chat_template import join_parts
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.calls.deepseek import DeepSeekFormat
-from dflash_trt.runtime.server.request.json_object import decode_object
+from dflash_trt.runtime.server.request.body import decode_object
 
 MAX_ARGUMENT_CHARACTERS = 2**21
 """Characters of all tool calls of a conversation, which are JSON in JSON."""

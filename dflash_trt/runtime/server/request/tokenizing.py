@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.request.template_limits import limited_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
+TEMPLATE_FILE = "<template>"
+"""File name of Jinja's compiled code."""
 FEW_CHARACTERS = 512
 """Longest prompt that is tokenised on the event loop, while no thread tokenises: a thread's turn costs more."""
 CHUNK_CHARACTERS = 2**16
@@ -31,6 +35,39 @@ TEMPLATE_SECONDS = 5.0
 """Time limit of a chat template."""
 TOKENIZER_SECONDS = 30.0
 """Time limit for counting a long prompt's tokens, checked after each chunk."""
+
+
+@contextmanager
+def limited_template(seconds: float, max_characters: int) -> Iterator[None]:
+    """Ends the template that this thread renders with RequestError when it exceeds a limit.
+
+    A template is the model's own program, but a request chooses what it reads.
+    The time is checked at each line of a template and each call of a function, the length of the output at each piece:
+    a compiled template yields them, and joins them at its end.
+    """
+    deadline, num_characters = time.monotonic() + seconds, 0
+
+    def check() -> None:
+        if time.monotonic() > deadline:
+            raise RequestError(f"messages: the chat template takes more than {seconds:g} s")
+        if num_characters > max_characters:
+            raise RequestError(f"messages: the chat template writes more than {max_characters} characters")
+
+    def trace(frame: FrameType, event: str, value: Any) -> Any:
+        nonlocal num_characters
+        is_template = frame.f_code.co_filename == TEMPLATE_FILE
+        if is_template and event == "return" and isinstance(value, str):
+            num_characters += len(value)
+        check()
+        return trace if is_template else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+    check()
 
 
 class TokenizerPool:

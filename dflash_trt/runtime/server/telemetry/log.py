@@ -31,7 +31,6 @@ class NonBlockingHandler(logging.Handler):
         threading.Thread(target=self._write, name="dflash-trt log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queues one line."""
         self._is_idle.clear()
         try:
             self._lines.put_nowait(self.format(record) + "\n")

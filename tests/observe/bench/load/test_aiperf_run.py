@@ -12,10 +12,8 @@ import pytest
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
-from dflash_trt.observe.bench.load.aiperf_command import AiperfLoad, body_fields, command
 from dflash_trt.observe.bench.load.aiperf_export import read_export
-from dflash_trt.observe.bench.load.aiperf_install import VERSION, find_aiperf
-from dflash_trt.observe.bench.load.aiperf_run import run_load
+from dflash_trt.observe.bench.load.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
 from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.prompts.conversation import Conversation, user_turns
 from dflash_trt.observe.bench.run_record import Arrivals, RequestSettings

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.prompts.conversation import Turn
-from dflash_trt.observe.bench.prompts.hub_sets import HUB_SETS
+from dflash_trt.observe.bench.prompts.data_sets import HUB_SETS
 from dflash_trt.observe.bench.prompts.prompt_list import PromptList, read_prompt_list
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -20,11 +20,16 @@ import pytest
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.observe.bench.point_record import BenchPoint, Distribution, RequestRow
 from dflash_trt.observe.bench.report.bench_report import report
-from dflash_trt.observe.bench.report.curve_tables import workload_plot
-from dflash_trt.observe.bench.report.equal_concurrency import sweep
-from dflash_trt.observe.bench.report.equal_speed import at_speeds
-from dflash_trt.observe.bench.report.speed_curve import SpeedCurve, curve, ends, speeds
-from dflash_trt.observe.bench.report.tasks import Average, average, category_rows, data_set_row, matched_concurrencies
+from dflash_trt.observe.bench.report.equal_concurrency import (
+    Average,
+    average,
+    category_rows,
+    data_set_row,
+    matched_concurrencies,
+    sweep,
+)
+from dflash_trt.observe.bench.report.report_tables import workload_plot
+from dflash_trt.observe.bench.report.speed_curve import SpeedCurve, at_speeds, curve, ends, speeds
 from dflash_trt.observe.bench.report.workloads import BASELINE, MethodSeries, Workload, load_runs, workloads
 from dflash_trt.observe.bench.report.write_report import render_report
 from dflash_trt.observe.endpoints.observed_acceptance import drafting

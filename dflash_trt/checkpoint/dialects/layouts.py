@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes drafts in the layout of vLLM's Speculators library (speculators 0.9)."""
+"""Writes drafts for other tools: in the layouts of z-lab, of vLLM's Speculators (0.9) and of Model Optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
-from dflash_trt.checkpoint.dialects.dialect import Layout, refuse_unless, unrepresentable
-from dflash_trt.checkpoint.dialects.layer_types import LayerType, layers, windows_of
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.dialects import dflash2, dspark, lilicorr, zlab
+from dflash_trt.checkpoint.dialects.dialect import refuse_unless, renamed, unrepresentable
+from dflash_trt.checkpoint.dialects.shared_keys import LayerType, layers, windows_of
+from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
+from dflash_trt.checkpoint.safetensors_file import Weights
 
+ADDED: dict[str, object] = {"block_conv": None, "candidate_selector": None, "lilicorr": None}
+"""Facts of DFlash2 and LiLiCorr, which z-lab's files have at keys of their own, with the values of plain drafts."""
 VERSION = "0.9.0"
 DEFAULTS = zlab.PLAIN | zlab.OPTIONAL
 EXPRESSED = {
@@ -26,7 +29,34 @@ PLAIN = {fact: plain for fact, plain in DEFAULTS.items() if fact not in EXPRESSE
 """Facts that the library cannot express, with their values for its drafts."""
 
 
-def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a draft is written in a dialect that other tools read."""
+
+    name: str
+    to_config: Callable[[DraftSpec, str], dict[str, object]]
+    """config.json from facts and torch's name of the dtype; raises CheckpointError for what it cannot represent."""
+    stored: Callable[[Weights], Weights] = lambda weights: weights
+    """Canonical tensors by the layout's names."""
+    holds_quantised: bool = True
+    """Whether readers of the layout support modelopt's quantised tensors."""
+
+
+def zlab_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
+    """config.json in z-lab's layout; `dtype` is torch's. CheckpointError for what the layout cannot say."""
+    if all(getattr(spec, name) == value for name, value in ADDED.items()):
+        return zlab.to_config(spec, dtype)
+    if spec.lilicorr is not None:
+        architecture, additions = lilicorr.ARCHITECTURE, lilicorr.additions_to_config(spec)
+    else:
+        architecture, additions = dflash2.ARCHITECTURES[0], dflash2.additions_to_config(spec, "zlab")
+    config = zlab.to_config(msgspec.structs.replace(spec, **ADDED), dtype)
+    section = config["dflash_config"]
+    assert isinstance(section, dict)
+    section |= additions
+    return config | {"architectures": [architecture]}
+
+
+def speculators_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     """config.json as speculators 0.9 writes it, but for the verifier's name; num_target_layers is ours."""
     refuse_unless("speculators", spec, PLAIN)
     windows, sinks, rope = windows_of(spec), [layer.sinks for layer in spec.layers], spec.rope
@@ -95,4 +125,38 @@ def name_verifier(config: dict[str, object], name: str, architectures: Sequence[
     }
 
 
-LAYOUT = Layout(name="speculators", to_config=to_config, holds_quantised=False)
+def modelopt_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
+    """config.json in the form of modelopt's exporter, with the additional keys of NVIDIA's own drafts."""
+    refuse_unless("modelopt", spec, {fact: plain for fact, plain in zlab.PLAIN.items() if fact != "own_embedding"})
+    sinks, windows = {layer.sinks for layer in spec.layers}, {layer.sliding_window for layer in spec.layers}
+    causal = {layer.causal for layer in spec.layers}
+    for fact, values in (("layers.sinks", sinks), ("sliding_window", windows), ("causal", causal)):
+        if len(values) > 1:
+            raise unrepresentable("modelopt", fact, "one value for all layers", sorted(values, key=str))
+    plain_layers = tuple(DraftLayer(sliding_window=None, causal=False) for _ in spec.layers)
+    plain = msgspec.structs.replace(spec, layers=plain_layers, own_embedding=False, model_type="qwen3")
+    config = zlab.to_config(plain, dtype)
+    dflash: dict[str, object] = {"causal": causal.pop(), "use_swa": windows != {None}}
+    if (window := windows.pop()) is not None:
+        dflash["swa_window_size"] = window
+    if sinks.pop():
+        dflash["attention_sink_bias"] = True
+    if spec.own_embedding:
+        config |= {"has_embed_tokens": True, "has_lm_head": False}
+    section = config["dflash_config"]
+    return config | {"dflash_config": {**(section if isinstance(section, dict) else {}), **dflash}}
+
+
+def _with_sinks(weights: Weights) -> Weights:
+    """Renames sinks as NVIDIA does."""
+    return renamed(weights, lambda name: name.replace(".self_attn.sinks", ".self_attn.attention_sink_bias"))
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout(name="zlab", to_config=zlab_config),
+        Layout(name="speculators", to_config=speculators_config, holds_quantised=False),
+        Layout(name="modelopt", to_config=modelopt_config, stored=_with_sinks),
+    )
+}

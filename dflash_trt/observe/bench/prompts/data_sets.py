@@ -1,25 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets on the hub that DFlash is published with, as its authors turn their rows into prompts.
+"""Data sets that DFlash is published with, from the hub, and SPEED-Bench, from a folder.
 
-Files, splits and templates are those of dflash/benchmark.py in z-lab/dflash; for AIME25 and LiveCodeBench of its
-predecessor, model/utils.py. Files are read as data; no code of a repository is run.
+Files, splits and templates of the hub's are those of dflash/benchmark.py in z-lab/dflash; for AIME25 and LiveCodeBench
+of its predecessor, model/utils.py. Files are read as data; no code of a repository is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.prompts.conversation import Conversation, user_turns
-from dflash_trt.observe.bench.prompts.parquet_rows import read_parquet
+from dflash_trt.files.read import open_file
+from dflash_trt.observe.bench.prompts.conversation import Conversation, Turn, user_turns
 
+MAX_ROWS = 100_000
+T = TypeVar("T")
 Fields = Mapping[str, object]
 REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # start of the text that is published in place of a prompt
+HINT = "python prepare_data.py --dataset speed --config all, in examples/specdec_bench of NVIDIA/Model-Optimizer"
+
+
+def read_parquet(
+    file: Path, columns: Sequence[str], kind: type[T], *, hint: str | None = None
+) -> Iterator[tuple[str, T]]:
+    """Each row's place and value, of those columns alone; raises ConfigError for a malformed file."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with open_file(file, ConfigError, hint=hint) as stream:
+        try:
+            table = parquet.ParquetFile(stream)
+            if table.metadata.num_rows > MAX_ROWS:
+                raise ConfigError(f"{file}: expected at most {MAX_ROWS} rows, found {table.metadata.num_rows}")
+            rows = table.read(columns=list(columns)).to_pylist()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} is not a Parquet file: {error}", hint=hint) from None
+    for number, row in enumerate(rows, start=1):
+        where = f"{file}: row {number}"
+        try:
+            yield where, msgspec.convert(row, kind)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where}: expected {', '.join(columns)}, found {error}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +160,38 @@ def _file(repository: str, file: str) -> Path:
             f"cannot download {file} from {repository}: {str(error).splitlines()[0]}",
             hint=f"where there is a network: hf download {repository} {file} --repo-type dataset",
         ) from None
+
+
+class _SpeedBenchRow(msgspec.Struct, frozen=True):
+    question_id: str
+    category: str
+    turns: tuple[str, ...] = ()
+    messages: tuple[Turn, ...] = ()
+
+
+def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
+    """The prompts of one split; raises ConfigError if the folder lacks it or has only placeholders.
+
+    The user prepared it, as its licence forbids redistributing them: NVIDIA/Model-Optimizer's
+    examples/specdec_bench/prepare_data.py writes DIR/speed/SPLIT/test.parquet (question_id, category, turns); the data
+    set's own script writes DIR/SPLIT.jsonl (question_id, category, messages).
+    """
+    for where, row in _rows(folder, split):
+        turns = (*user_turns(*row.turns), *row.messages)
+        if any(turn.content.startswith(PLACEHOLDER) for turn in turns):
+            raise ConfigError(f"{where}: expected the texts of SPEED-Bench, found a placeholder", hint=HINT)
+        yield Conversation(id=row.question_id, turns=turns, category=row.category)
+
+
+def _rows(folder: Path, split: str) -> Iterator[tuple[str, _SpeedBenchRow]]:
+    if split not in SPLITS:
+        raise ConfigError(f"--split: expected one of {', '.join(SPLITS)}, found {split}")
+    lines = folder / f"{split}.jsonl"
+    if lines.is_file():
+        yield from read_json_lines(lines, _SpeedBenchRow, ConfigError, what="a row of SPEED-Bench", hint=HINT)
+        return
+    for file in (folder / "speed" / split / "test.parquet", folder / split / "test.parquet"):
+        if file.is_file():
+            yield from read_parquet(file, ("question_id", "category", "turns"), _SpeedBenchRow, hint=HINT)
+            return
+    raise ConfigError(f"{folder} has neither SPEED-Bench's {split}.jsonl nor {split}/test.parquet", hint=HINT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and picture of one workload: equal speed, equal concurrency, latencies and goodput."""
+"""Tables and pictures of a report."""
 
 from __future__ import annotations
 
@@ -7,19 +7,66 @@ from collections.abc import Iterator
 
 from dflash_trt.observe.bench.point_record import BenchPoint, Latency
 from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
-from dflash_trt.observe.bench.report.cell_text import TAU, factor_text, rate_text, tau_text, title_of
-from dflash_trt.observe.bench.report.equal_speed import AtSpeed
-from dflash_trt.observe.bench.report.speed_curve import SpeedCurve
+from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, TaskReport
+from dflash_trt.observe.bench.report.run_tables import NONE, TAU, factor_text, rate_text, tau_text
+from dflash_trt.observe.bench.report.speed_curve import AtSpeed, SpeedCurve
 from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
-from dflash_trt.observe.plots.method_styles import styles
+from dflash_trt.observe.plots.method_styles import styles, title_of
 
 LATENCY_TITLES: dict[Latency, str] = {
     "time_to_first_token": "Time to first token",
     "inter_token_latency": "Inter-token latency, per token",
     "request_latency": "Request latency",
 }
+
+
+def drafts_table(work: Workload) -> Table | None:
+    """Counts of drafts, with their source where there are several; None without counts."""
+    found = [
+        (series.title, point) for series in work.series for point in series.points
+        if point.acceptance.tau_of_drafting_passes is not None
+    ]  # fmt: skip
+    sources = list(dict.fromkeys(point.acceptance.source for _, point in found))
+    is_mixed = len(sources) > 1
+    rows = []
+    for title, point in found:
+        counts = point.acceptance.counts
+        numbers = (None,) * 3 if counts is None else (counts.drafting_passes, counts.proposed, counts.accepted)
+        rows.append(
+            (title, *((point.acceptance.source,) if is_mixed else ()), str(point.concurrency),
+             *(NONE if number is None else f"{number:,}" for number in numbers),
+             tau_text(point.acceptance.tau_of_drafting_passes))
+        )  # fmt: skip
+    if not rows:
+        return None
+    return Table(
+        title=f"Drafts{'' if is_mixed else f' ({sources[0]})'}: {work.title}", rows=tuple(rows),
+        columns=("method", *(("source",) if is_mixed else ()), "concurrency", "drafting passes", "proposed", "accepted",
+                 TAU), num_text_columns=1 + is_mixed,
+    )  # fmt: skip
+
+
+def position_tables(work: Workload) -> Iterator[Table]:
+    """Share of drafting passes that accepted the draft at position 1, 2, ...: a table for each method."""
+    for series in work.series:
+        counted = [
+            (point.concurrency, counts) for point in series.points
+            if (counts := point.acceptance.counts) is not None and counts.drafting_passes
+        ]  # fmt: skip
+        most = max((len(counts.accepted_by_position) for _, counts in counted), default=0)
+        shares = [
+            [f"{accepted / counts.drafting_passes:.0%}" for accepted in counts.accepted_by_position]
+            + [NONE] * (most - len(counts.accepted_by_position))
+            for _, counts in counted
+        ]
+        if most:
+            yield Table(
+                title=f"Acceptance by position, {series.title}: {work.title}", num_text_columns=0,
+                columns=("position", *(f"at {concurrency}" for concurrency, _ in counted)),
+                rows=tuple((str(position), *cells) for position, cells in enumerate(zip(*shares, strict=True), 1)),
+            )  # fmt: skip
 
 
 def title(report: BenchReport) -> str:
@@ -52,7 +99,7 @@ def speed_table(work: WorkloadReport) -> Table:
          *(factor_text(at.factors.get(name)) for name in compared))
         for at in work.at_speeds
     ]  # fmt: skip
-    factors = [f"{workload.titles[name]} / {title_of(workload.reference)}" for name in compared]
+    factors = [f"{title_of(name)} / {title_of(workload.reference)}" for name in compared]
     return Table(
         title=f"Tokens/s per {workload.per} at equal speed of a user: {workload.title}",
         columns=("tokens/s/user", *(curve.title for curve in work.curves), *factors),
@@ -66,7 +113,7 @@ def sweep_table(work: WorkloadReport) -> Table:
     columns = ("concurrency", "method", f"tokens/s/{workload.per}", "tokens/s/user", factor, TAU)
     has_lost = any(each.lost for line in work.sweep for each in line.by_method.values())
     rows = [
-        (line.name, workload.titles[name], rate_text(each.rate), rate_text(each.user_rate),
+        (line.name, title_of(name), rate_text(each.rate), rate_text(each.user_rate),
          "" if name == workload.reference else factor_text(each.speedup), tau_text(each.tau_of_drafting_passes),
          *((str(each.lost),) if has_lost else ()))
         for line in work.sweep for name, each in line.by_method.items()
@@ -117,3 +164,29 @@ def _reached(curve: SpeedCurve, at: AtSpeed) -> str:
     if rate is None:
         return "not measured" if curve.front and at.user_rate < curve.front[-1].user_rate else "not reached"
     return rate_text(rate)
+
+
+def task_table(report: BenchReport, task: TaskReport) -> Table:
+    """Tokens/s of one request, speed-up and tau of each method."""
+    compared = [name for name in report.titles if name != report.reference]
+    columns: tuple[str, ...] = ("task", "concurrency", f"{title_of(report.reference)}, tokens/s")
+    for name in compared:
+        columns += (f"{report.titles[name]}, tokens/s", "speed-up", TAU)
+    rows = []
+    for row in task.rows:
+        cells = [row.name, str(row.concurrency), *_task_cells(row, report.reference)[:1]]
+        rows.append((*cells, *(cell for name in compared for cell in _task_cells(row, name))))
+    if (mean := task.average) is not None:
+        name = "average" if mean.num_rows == len(task.rows) else f"average of {mean.num_rows}"
+        cells = [name, "", ""]
+        for method in compared:
+            cells += ["", f"{mean.speedups[method]:.2f}x", tau_text(mean.taus_of_drafting_passes.get(method))]
+        rows.append(tuple(cells))
+    return Table(title=f"Tokens/s of one request: {task.title}", columns=columns, rows=tuple(rows))
+
+
+def _task_cells(row: ComparisonRow, method: str) -> tuple[str, str, str]:
+    measured = row.by_method.get(method)
+    if measured is None:
+        return NONE, NONE, NONE
+    return rate_text(measured.rate), factor_text(measured.speedup), tau_text(measured.tau_of_drafting_passes)
