@@ -111,7 +111,7 @@ class StandIns:
     def draftable(self, slots: Sequence[int]) -> list[int]:
         return list(slots)
 
-    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Any) -> None:
+    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Any, rows: Any = None) -> None:
         pass
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:

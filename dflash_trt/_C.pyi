@@ -240,14 +240,25 @@ def append_all(
 def next_blocks(answers: list[Answer], lengths: list[int]) -> tuple[list[int], list[int]]:
     """Last token of each answer, and how many of `lengths` drafts can follow it before its last token."""
 
-def last_passes(answers: list[Answer]) -> tuple[int, list[tuple[bool, int, int, int]]]:
-    """Tokens that the last pass of each answer emitted, in all, and counts of each that was not the answer's first:
+def last_passes(answers: list[Answer]) -> tuple[int, dict[tuple[bool, int, int, int], int]]:
+    """Tokens that the last pass of each answer emitted, in all, and how many passes but an answer's first there are of:
 
     whether the drafts were forced, how many drafts, how many tokens, and drafts among these.
     """
 
-def leading_rows(num_rows: list[int], num_kept: list[int]) -> NDArray[np.int64]:
-    """Places of the first num_kept[i] of num_rows[i] rows of each part; the parts lie end to end."""
+def draft_counts(proposals: list[Proposals], accepted: list[list[int]]) -> tuple[list[int], list[int]]:
+    """Drafts of each block, and accepted ones among them, none of the drafts that a grammar forced.
+
+    Blocks without a token are left out, as are the parts of `accepted` that follow the blocks.
+    """
+
+def row_passes(
+    slots: list[int], num_rows: list[int], num_kept: list[int], max_rows: int
+) -> list[tuple[list[int], list[int], NDArray[np.int64]]]:
+    """Passes of at most max_rows rows over the first num_kept[i] of num_rows[i] rows of slots[i], which lie end to end.
+
+    Each has its slots, how many rows each of them gets, and the places of the rows.
+    """
 
 def token_probabilities(
     logits: NDArray[np.float32],

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -7,8 +8,9 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
+#include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -160,30 +162,66 @@ static std::tuple<Ids, Ids> next_blocks(const nb::list& answers, const Ids& leng
 
 using PassCounts = std::tuple<bool, int64_t, int64_t, int64_t>;
 
-static std::tuple<int64_t, std::vector<PassCounts>> last_passes(const nb::list& answers) {
+static std::tuple<int64_t, std::map<PassCounts, int64_t>> last_passes(const nb::list& answers) {
   int64_t num_tokens = 0;
-  std::vector<PassCounts> counts;
+  std::map<PassCounts, int64_t> counts;
   for (const Answer* answer : read_answers(answers)) {
     expect(!answer->passes().empty(), "answers that have begun", 0);
     const size_t last = answer->passes().size() - 1;
     const Answer::Pass& pass = answer->passes()[last];
     const std::ptrdiff_t emitted = std::ssize(answer->tokens(last));
     num_tokens += emitted;
-    if (last > 0) counts.emplace_back(pass.is_forced, std::ssize(answer->drafts(last)), emitted, pass.num_accepted);
+    if (last > 0) ++counts[{pass.is_forced, std::ssize(answer->drafts(last)), emitted, pass.num_accepted}];
   }
   return {num_tokens, counts};
 }
 
-static OutRows leading_rows(const Ids& num_rows, const Ids& num_kept) {
+static std::tuple<Ids, Ids> draft_counts(const nb::list& proposals, const nb::list& accepted) {
+  expect(proposals.size() <= accepted.size(), "tokens of each block", static_cast<int64_t>(accepted.size()));
+  std::tuple<Ids, Ids> counts;
+  for (size_t i = 0; i < proposals.size(); ++i) {
+    const size_t num_tokens = nb::len(nb::handle(accepted[i]));
+    if (num_tokens == 0) continue;
+    const auto fields = nb::cast<nb::tuple>(proposals[i]);
+    const bool is_forced = nb::cast<bool>(fields[4]);
+    std::get<0>(counts).push_back(is_forced ? 0 : static_cast<int64_t>(nb::len(nb::handle(fields[0]))));
+    std::get<1>(counts).push_back(is_forced ? 0 : static_cast<int64_t>(num_tokens) - 1);
+  }
+  return counts;
+}
+
+static OutRows array(Ids rows) {
+  auto* owned = new Ids(std::move(rows));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<Ids*>(p); });
+  return OutRows(owned->data(), {owned->size()}, owner);
+}
+
+// Slots of a pass, how many rows each of them gets, and the places of these rows.
+using RowPass = std::tuple<Ids, Ids, OutRows>;
+
+static std::vector<RowPass> row_passes(const Ids& slots, const Ids& num_rows, const Ids& num_kept, int64_t max_rows) {
+  expect(slots.size() == num_rows.size(), "a slot for each part", static_cast<int64_t>(slots.size()));
   expect(num_kept.size() == num_rows.size(), "kept rows of each part", static_cast<int64_t>(num_kept.size()));
-  auto rows = std::make_unique<Ids>();
+  expect(max_rows >= 1, "passes of at least one row", max_rows);
+  std::vector<RowPass> passes;
+  Ids owners, counts, rows;
+  const auto end_pass = [&] {
+    passes.emplace_back(std::exchange(owners, {}), std::exchange(counts, {}), array(std::exchange(rows, {})));
+  };
   for_each_part(num_rows, Ids(num_rows.size()), kMaxRows, [&](size_t part, size_t begin, size_t) {
     expect(num_kept[part] <= num_rows[part], "no more kept rows than rows", num_kept[part]);
-    for (int64_t i = 0; i < num_kept[part]; ++i) rows->push_back(static_cast<int64_t>(begin) + i);
+    for (int64_t i = 0; i < num_kept[part]; ++i) {
+      if (owners.empty() || owners.back() != slots[part]) {
+        owners.push_back(slots[part]);
+        counts.push_back(0);
+      }
+      ++counts.back();
+      rows.push_back(static_cast<int64_t>(begin) + i);
+      if (std::ssize(rows) == max_rows) end_pass();
+    }
   });
-  Ids* data = rows.release();
-  const nb::capsule owner(data, [](void* p) noexcept { delete static_cast<Ids*>(p); });
-  return OutRows(data->data(), {data->size()}, owner);
+  if (!rows.empty()) end_pass();
+  return passes;
 }
 
 static Ids tokens_from(const Answer& answer, size_t begin) {
@@ -218,5 +256,7 @@ void bind_decoding(nb::module_& module) {
              nb::arg("time"));
   module.def("next_blocks", &next_blocks, nb::arg("answers"), nb::arg("lengths"));
   module.def("last_passes", &last_passes, nb::arg("answers"));
-  module.def("leading_rows", &leading_rows, nb::arg("num_rows"), nb::arg("num_kept"));
+  module.def("draft_counts", &draft_counts, nb::arg("proposals"), nb::arg("accepted"));
+  module.def("row_passes", &row_passes, nb::arg("slots"), nb::arg("num_rows"), nb::arg("num_kept"),
+             nb::arg("max_rows"));
 }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, zip_longest
 from typing import Annotated
 
@@ -107,7 +107,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def of(cls, steps: Iterable[Step]) -> Acceptance:
         """Counts of these verify passes."""
         counter = AcceptanceCounter()
-        counter.add((step.is_forced, step.proposed, len(step.token_ids), step.accepted) for step in steps)
+        counter.add(Counter((step.is_forced, step.proposed, len(step.token_ids), step.accepted) for step in steps))
         return counter.read()
 
 
@@ -117,11 +117,10 @@ class AcceptanceCounter:
     def __init__(self) -> None:
         self._passes = defaultdict[tuple[bool, int, int, int], int](int)
 
-    def add(self, passes: Iterable[tuple[bool, int, int, int]]) -> None:
+    def add(self, passes: Mapping[tuple[bool, int, int, int], int]) -> None:
         """Counts verify passes by: were drafts forced, how many drafts, how many tokens, and drafts among these."""
-        counts = self._passes
-        for each in passes:
-            counts[each] += 1
+        for kind, count in passes.items():
+            self._passes[kind] += count
 
     def read(self) -> Acceptance:
         """The current counts; by position up to the longest proposal."""

@@ -15,7 +15,7 @@ in `policy/`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.policy.step_share import StepShare
 from dflash_trt.runtime.request import Request, append_all
-from dflash_trt.runtime.step_input import StepInput
+from dflash_trt.runtime.step_input import Batch, StepInput
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.model_runner import ModelRunner
@@ -59,6 +59,8 @@ class Decoder:
         """Requests by slot, in the order of admission."""
         self.runner = runner
         self._drafting = Drafting(draft_length)
+        self._batch: Batch | None = None
+        """All running requests; None if one may have joined, left or changed."""
         self._drafts: Drafts | None = None
         """The next step's, if their pass runs already."""
         self._began = 0.0
@@ -71,17 +73,17 @@ class Decoder:
         """Advances all running requests by one pass of the target."""
         if self.waiting:
             self._admit()
-        running = self._taking_part()
-        blocks, chunks = self._draft(running), self._prompt_chunks(running)
+        batch = self._taking_part()
+        blocks, chunks = self._draft(batch), self._prompt_chunks(batch)
         if not (parts := [*blocks, *chunks]):
             return
         logits = self.runner.verify(parts)
         accepted = accept_parts(parts, logits)
-        self._commit(parts, chunks, accepted)
+        committed = self._commit(parts, chunks, accepted)
         self._observe(blocks, chunks, accepted)
         self._draft_ahead()
         self._count(parts, accepted)
-        self._emit(parts, accepted)
+        self._emit(parts, accepted, committed)
 
     def _admit(self) -> None:
         """Gives slots and pages to waiting requests while there is room, or while it is fair to make room."""
@@ -119,62 +121,69 @@ class Decoder:
             self._totals.prefix_cache_queries += len(request.context_ids)
             self._totals.prefix_cache_hits += num_cached
         self.running[slot] = request
+        self._batch = None
 
     def _preempt(self, request: Request) -> None:
         """Takes a request's slot; its next turn reads the tokens so far again, most of them from the prefix cache."""
         self._release(next(slot for slot, running in self.running.items() if running is request))
         request.restart()
 
-    def _taking_part(self) -> Mapping[int, Request]:
+    def _taking_part(self) -> Batch:
         """Running requests of the clients that take part in the step."""
-        clients = [request.client for request in self.running.values()]
-        chosen = self._step_share.choose(clients)
-        if chosen.issuperset(clients):
-            return self.running
-        return {slot: request for slot, request in self.running.items() if request.client in chosen}
+        if self._batch is None:
+            self._batch = Batch(self.running)
+        chosen = self._step_share.choose(self._batch.clients)
+        if chosen.issuperset(self._batch.clients):
+            return self._batch
+        return Batch({slot: request for slot, request in self.running.items() if request.client in chosen})
 
-    def _draft(self, running: Mapping[int, Request]) -> list[StepInput]:
+    def _draft(self, batch: Batch) -> list[StepInput]:
         """Blocks: the last token of each request whose prompt has been read, and drafts that follow it."""
-        decoding = _decoding(running)
+        decoding = batch.decoding
         drafts, self._drafts = self._drafts, None
         if drafts is None or not decoding or not decoding.items() <= drafts.requests.items():
-            drafts = self._drafting.start(self.runner, decoding)
+            drafts = self._drafting.start(self.runner, batch)
         self._began = drafts.began
         blocks = self._drafting.blocks(drafts)
         return blocks if len(blocks) == len(decoding) else [block for block in blocks if block.slot in decoding]
 
     def _draft_ahead(self) -> None:
         """Starts the next step's pass of the drafter, where the host goes on meanwhile."""
-        if self.runner.drafts_ahead and (decoding := _decoding(self._taking_part())):
-            self._drafts = self._drafting.start(self.runner, decoding)
+        if self.runner.drafts_ahead and (batch := self._taking_part()).decoding:
+            self._drafts = self._drafting.start(self.runner, batch)
 
-    def _prompt_chunks(self, running: Mapping[int, Request]) -> list[StepInput]:
+    def _prompt_chunks(self, batch: Batch) -> list[StepInput]:
         """The next tokens of unfinished prompts: an equal share for each client, its oldest request first."""
-        reading = [each for each in running.items() if each[1].num_unread]
-        if not reading:
+        if not batch.reading:
             return []
-        sizes = split_room(self._prefill_chunk, [(request.client, request.num_unread) for _, request in reading])
-        return [StepInput.chunk(*each, size) for each, size in zip(reading, sizes, strict=True) if size]
+        unread = [(request.client, request.num_unread) for _, request in batch.reading]
+        sizes = split_room(self._prefill_chunk, unread)
+        return [StepInput.chunk(*each, size) for each, size in zip(batch.reading, sizes, strict=True) if size]
 
-    def _commit(self, parts: Sequence[StepInput], chunks: Sequence[StepInput], accepted: list[list[int]]) -> None:
-        """Rolls back what was rejected; the rest is in both caches, and in the answers up to a token that ends them."""
-        self.runner.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
+    def _commit(self, parts: Sequence[StepInput], chunks: Sequence[StepInput], accepted: list[list[int]]) -> list[int]:
+        """Rolls back rejected proposals and lengthens the answers; returns how many tokens of each part are context."""
+        num_blocks = len(parts) - len(chunks)
+        committed = [len(tokens) or 1 for tokens in accepted[:num_blocks]]
+        committed += [len(chunk.token_ids) for chunk in chunks]
+        self.runner.commit(committed)
         for chunk in chunks:
             chunk.request.num_unread -= len(chunk.token_ids)
         if not all(accepted):  # chunks inside a prompt emit nothing
             emit = [part.num_drawn for part in parts]
             parts, accepted = [*compress(parts, emit)], [*compress(accepted, emit)]
         requests, drafted = [part.request for part in parts], [part.drafted for part in parts]
-        append_all(requests, drafted, accepted, time.perf_counter())
+        if append_all(requests, drafted, accepted, time.perf_counter()) or chunks:
+            self._batch = None
+        return committed
 
     def _observe(
         self, blocks: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[Sequence[int]]
     ) -> None:
         """Tells the policies what the step did, but for blocks without a token, and what it cost."""
-        drafted = [(block.drafted, tokens) for block, tokens in zip(blocks, accepted, strict=False) if tokens]
+        num_proposed, num_accepted = _C.draft_counts([block.drafted for block in blocks], accepted)
         record = StepRecord(
-            proposed=[0 if drafts.is_forced else len(drafts.token_ids) for drafts, _ in drafted],
-            accepted=[0 if drafts.is_forced else len(tokens) - 1 for drafts, tokens in drafted],
+            proposed=num_proposed,
+            accepted=num_accepted,
             free=free_blocks(blocks, accepted) if self.runner.draws_proposals else (),
             num_prompt_tokens=sum(len(chunk.token_ids) for chunk in chunks),
             seconds=time.perf_counter() - self._began,
@@ -190,15 +199,13 @@ class Decoder:
         self._totals.output_tokens += num_tokens
         self._acceptance.add(verified)
 
-    def _emit(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
+    def _emit(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]], committed: Sequence[int]) -> None:
         """Reports new tokens; a request that ends leaves its slot, and others may share its full pages."""
-        for part, tokens in zip(parts, accepted, strict=True):
+        shares_pages = self.slots.prefix_caching
+        for part, tokens, count in zip(parts, accepted, committed, strict=True):
             request = part.request
-            if request.ending is FinishReason.ERROR:
-                self._fail(part.slot, request)
-                continue
-            if self.slots.prefix_caching:
-                self.slots.append(part.slot, part.token_ids[: part.num_committed(tokens)])
+            if shares_pages and (tokens or not part.num_drawn):  # without a token, logits were not finite
+                self.slots.append(part.slot, part.token_ids[:count])
             if request.ending is not None:
                 self._end(request, part.slot, request.ending)
             elif tokens and request.on_progress is not None:
@@ -229,6 +236,7 @@ class Decoder:
         """Lets go of both models and of all requests; the last call but `metrics`."""
         self.running.clear()
         self.waiting.clear()
+        self._batch = None
         self._drafts = None
         del self.runner
 
@@ -249,16 +257,13 @@ class Decoder:
             **msgspec.structs.asdict(self._totals) | {"finished": dict(self._totals.finished)},
         )
 
-    def _fail(self, slot: int, request: Request) -> None:
-        """Ends a request whose next logits are not finite; the others go on."""
-        request.error = request.error or EngineError(
-            f"the target's logits of output token {len(request.answer) + 1} are NaN or infinite",
-            hint="look for NaN in the target's weights; download or copy them again",
-        )
-        self._end(request, slot, FinishReason.ERROR)
-
     def _end(self, request: Request, slot: int | None, reason: FinishReason) -> None:
-        """Ends a request that has not ended yet, counts and reports it, and frees its slot."""
+        """Ends a request that has not ended yet, counts and reports it, and frees its slot; the others go on."""
+        if reason is FinishReason.ERROR:
+            request.error = request.error or EngineError(
+                f"the target's logits of output token {len(request.answer) + 1} are NaN or infinite",
+                hint="look for NaN in the target's weights; download or copy them again",
+            )
         self._totals.finished[request.finish(reason)] += 1
         if slot is not None:
             self._release(slot)
@@ -268,14 +273,6 @@ class Decoder:
         self.runner.release(slot)
         self.slots.free(slot)
         del self.running[slot]
+        self._batch = None
         if not self.running:
             self._drafts = None  # cancelled requests may have left some
-
-
-def _decoding(running: Mapping[int, Request]) -> dict[int, Request]:
-    """Requests whose prompts have been read and whose answers go on, by slot, in the order of slots."""
-    return {
-        slot: request
-        for slot in sorted(running)
-        if not (request := running[slot]).num_unread and request.ending is None
-    }

@@ -16,7 +16,7 @@ from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.policy.step_record import FreeBlock, StepRecord
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput
+from dflash_trt.runtime.step_input import NO_PROPOSALS, Batch, StepInput
 
 
 class Drafts(msgspec.Struct):
@@ -45,15 +45,14 @@ class Drafting:
         self.draft_length = draft_length
         self._proposal_choice = ProposalChoice()
 
-    def start(self, runner: ModelRunner, requests: Mapping[int, Request]) -> Drafts:
-        """Starts the pass for `requests` by slot, in the order of slots."""
-        began = time.perf_counter()
-        lengths = self.draft_length.lengths([request.params.draft_length for request in requests.values()])
-        anchors, limits = _C.next_blocks([request.answer for request in requests.values()], lengths)
+    def start(self, runner: ModelRunner, batch: Batch) -> Drafts:
+        """Starts the pass for the requests that decode."""
+        began, requests = time.perf_counter(), batch.decoding
+        anchors, limits = _C.next_blocks(batch.answers, self.draft_length.lengths(batch.asked))
         forced = {
             slot: Proposals(ids, is_forced=True)
-            for (slot, request), limit in zip(requests.items(), limits, strict=True)
-            if request.processors and limit > 0 and (ids := request.forced(limit))
+            for place, slot, request in batch.guided
+            if limits[place] > 0 and (ids := request.forced(limits[place]))
         }
         slots = runner.draftable([*compress(requests, limits)])
         if forced:
@@ -75,10 +74,11 @@ class Drafting:
         of_request = zip(drafts.requests.items(), drafts.anchors, drafts.limits, strict=True)
         for (slot, request), anchor, limit in of_request:
             drafted = proposals.get(slot, NO_PROPOSALS)
-            if len(drafted.token_ids) > limit or drafted.survival is not None:
+            token_ids, _, _, survival, _ = drafted
+            if len(token_ids) > limit or survival is not None:
                 drafted = self._cut(request, drafted.first(limit))
-            token_ids = [anchor, *drafted.token_ids]
-            blocks.append(StepInput(slot, token_ids, len(token_ids), request, drafted))
+                token_ids = drafted.token_ids
+            blocks.append(StepInput(slot, [anchor, *token_ids], len(token_ids) + 1, request, drafted))
         return blocks
 
     def observe(self, record: StepRecord) -> None:

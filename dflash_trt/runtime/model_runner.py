@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from dflash_trt import _C
-from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.targets.target import Segment, Target, side_by_side
@@ -25,7 +24,6 @@ class ModelRunner:
         self._drafter = drafter
         if drafter is not None:
             drafter.borrow(target)
-        self._inference_mode = torch.inference_mode()  # made once, since making one takes as long as entering it
         self._segments: Sequence[Segment] = ()
         self._tapped: Sequence[torch.Tensor] = ()
 
@@ -67,49 +65,16 @@ class ModelRunner:
         rollback = self._target.rollback
         for segment, count in zip(self._segments, num_tokens, strict=True):
             rollback(segment.slot, len(segment.token_ids) - count)
-        if self._drafter is not None:
-            with self._inference_mode:
-                self._inject(self._drafter, num_tokens)
+        if (drafter := self._drafter) is not None:  # tokens beyond its positions are left out
+            slots = [segment.slot for segment in self._segments]
+            num_rows = [len(segment.token_ids) for segment in self._segments]
+            taps, fitting = side_by_side(self._tapped), drafter.fitting(slots, num_tokens)
+            for owners, counts, rows in _C.row_passes(slots, num_rows, fitting, MAX_ROWS):
+                drafter.inject(owners, counts, taps, rows)
         self._segments, self._tapped = (), ()  # an idle runner keeps no request in memory
-
-    def _inject(self, drafter: Drafter, num_tokens: Sequence[int]) -> None:
-        """Makes the taps of committed tokens the drafter's context, in passes of at most MAX_ROWS rows.
-
-        Tokens beyond the draft's positions are left out.
-        """
-        slots = [segment.slot for segment in self._segments]
-        new, taps = drafter.fitting(slots, num_tokens), side_by_side(self._tapped)
-        num_rows = [len(segment.token_ids) for segment in self._segments]
-        if (total := sum(new)) < sum(num_rows):
-            kept = _C.leading_rows(num_rows, new)
-            taps = taps.index_select(0, uploaded(torch.from_numpy(kept), taps.device))
-        if 0 < total <= MAX_ROWS and all(new):
-            drafter.inject(slots, new, taps)
-            return
-        begin = 0
-        for owners, counts in _passes(slots, new):
-            end = begin + sum(counts)
-            drafter.inject(owners, counts, taps[begin:end])
-            begin = end
 
     def release(self, slot: int) -> None:
         """Empties a slot."""
         self._target.release(slot)
         if self._drafter is not None:
             self._drafter.release(slot)
-
-
-def _passes(slots: Sequence[int], num_rows: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Slots, and how many rows each of them gets, of passes of at most MAX_ROWS rows; none for a slot without."""
-    owners, counts, room = list[int](), list[int](), MAX_ROWS
-    for slot, left in zip(slots, num_rows, strict=True):
-        while left > 0:
-            count = left if left < room else room
-            owners.append(slot)
-            counts.append(count)
-            left, room = left - count, room - count
-            if room == 0:
-                yield owners, counts
-                owners, counts, room = [], [], MAX_ROWS
-    if owners:
-        yield owners, counts

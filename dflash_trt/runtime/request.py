@@ -146,24 +146,27 @@ class Request:
         if self.on_progress is not None:
             self.on_progress(self)
 
-    def end_at_stop_text(self, text: TextStream) -> None:
-        """Shows the new tokens to `text`, and ends the answer with the one that completes a stop text, if one does."""
-        num_tokens = text.take_new()
-        if text.stopped_by is not None:
+    def end_at_stop_text(self) -> None:
+        """Shows the new tokens to its text; ends the answer with the one that completes a stop text, if one does."""
+        assert self.text is not None
+        num_tokens = self.text.take_new()
+        if self.text.stopped_by is not None:
             self.answer.cut(num_tokens)
             self.ending = FinishReason.STOP
 
 
-def append_all(requests: Sequence[Request], drafted: list[Proposals], accepted: list[list[int]], now: float) -> None:
+def append_all(requests: Sequence[Request], drafted: list[Proposals], accepted: list[list[int]], now: float) -> bool:
     """Appends accepted proposals and the token after them to each answer, up to the first that ends it.
 
-    Where there are none, logits were not finite, and the answer is `ending` with an error.
+    Without any, logits were not finite: the answer is `ending` with an error. Returns whether one has ended.
     """
-    for index, reason in _C.append_all([request.answer for request in requests], drafted, accepted, now):
+    ended = _C.append_all([request.answer for request in requests], drafted, accepted, now)
+    for index, reason in ended:
         requests[index].ending = FinishReason(reason)
-    for request in requests:
-        if request.text is not None and request.text.stop:
-            request.end_at_stop_text(request.text)
+    stopping = [request for request in requests if request.text is not None and request.text.stop]
+    for request in stopping:
+        request.end_at_stop_text()
+    return bool(ended) or any(request.ending is not None for request in stopping)
 
 
 def steps_of(passes: Sequence[tuple[float, tuple[int, ...], tuple[int, ...], int, bool]]) -> list[Step]:

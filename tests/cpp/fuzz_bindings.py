@@ -144,6 +144,10 @@ def append_all(own: Arguments, proposals: Any, accepted: Any, time: Any, begin: 
     _C.last_passes([grown])
 
 
+def draft_counts(proposals: Any, accepted: Any) -> None:
+    _C.draft_counts([tuple(proposals.values())], accepted)
+
+
 def token_probabilities(params: Arguments, **others: Any) -> None:
     _C.token_probabilities(params=_C.SamplerParams(**params), **others)
 
@@ -198,7 +202,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
         "accept_chosen": (accept_chosen, {"choices": ids, "are_finite": ids > 1} | row_counts),
         "append_all": (append_all, {"own": own, "proposals": drafted, "accepted": [[1, 3, 5]], "time": 0.5, "begin": 1,
                                     "cut": 2, "lengths": [4]}),
-        "leading_rows": (_C.leading_rows, {"num_rows": [3, 2], "num_kept": [1, 2]}),
+        "draft_counts": (draft_counts, {"proposals": drafted, "accepted": [[1, 3, 5]]}),
+        "row_passes": (_C.row_passes, {"slots": [4, 7], "num_rows": [3, 2], "num_kept": [1, 2], "max_rows": 2}),
         "token_logprobs": (_C.token_logprobs, {"logits": logits, "token_ids": [1, 2, 47]}),
         "kv_injection_attention_reference": (bound(kv_injection, _C.kv_injection_attention_reference), call),
         "kv_injection_attention_workspace_bytes":

@@ -39,6 +39,9 @@ def test_answers_grow_as_those_of_the_reference(seed: int) -> None:
             each.append(time, drafts.token_ids, drafts.is_forced, tokens)
             for each, drafts, tokens in zip(known, proposals, accepted, strict=True)
         ]
+        blocks = proposals[: rng.randint(0, len(proposals))]
+        expected_counts = reference.draft_counts([(each.token_ids, each.is_forced) for each in blocks], accepted)
+        assert _C.draft_counts(blocks, accepted) == expected_counts
         ended = [(place, reason) for place, reason in enumerate(endings) if reason is not None]
         assert _C.append_all(answers, proposals, accepted, time) == ended
         for answer, expected, tokens in zip(answers, known, accepted, strict=True):
@@ -152,8 +155,18 @@ def test_equal_logits_far_apart_have_the_first_token() -> None:
 
 
 def test_the_rows_of_accepted_tokens() -> None:
-    assert _C.leading_rows([3, 1, 2, 4], [2, 1, 0, 4]).tolist() == [0, 1, 3, 6, 7, 8, 9]
-    assert _C.leading_rows([], []).tolist() == []
+    found = [(*each, rows.tolist()) for *each, rows in _C.row_passes([5, 1, 2, 3], [3, 1, 2, 4], [2, 1, 0, 4], 5)]
+    assert found == [([5, 1, 3], [2, 1, 2], [0, 1, 3, 6, 7]), ([3], [2], [8, 9])]
+    assert _C.row_passes([], [], [], 1) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_passes_over_accepted_rows_are_those_of_the_reference(seed: int) -> None:
+    rng = random.Random(seed)
+    slots = rng.sample(range(20), rng.randint(0, 8))
+    num_rows = [rng.randint(0, 9) for _ in slots]
+    case = slots, num_rows, [rng.randint(0, count) for count in num_rows], rng.randint(1, 12)
+    assert [(*each, rows.tolist()) for *each, rows in _C.row_passes(*case)] == reference.row_passes(*case)
 
 
 ROWS = np.zeros((2, 4), dtype=np.float32)
@@ -176,7 +189,10 @@ DRAWN = Proposals([1], np.array([[1, 2]]), np.array([[0.5, 0.5]]))
         (lambda a: _C.next_blocks([a], []), "a length for each answer, found 0"),
         (lambda a: _C.next_blocks([new_answer()], [1]), "answers that have begun"),
         (lambda a: _C.last_passes([new_answer()]), "answers that have begun"),
-        (lambda a: _C.leading_rows([1], [2]), "no more kept rows than rows, found 2"),
+        (lambda a: _C.draft_counts([NO_PROPOSALS], []), "tokens of each block, found 0"),
+        (lambda a: _C.row_passes([0], [1], [2], 1), "no more kept rows than rows, found 2"),
+        (lambda a: _C.row_passes([], [1], [1], 1), "a slot for each part, found 0"),
+        (lambda a: _C.row_passes([0], [1], [1], 0), "passes of at least one row, found 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[_C.Answer], Any], message: str) -> None:

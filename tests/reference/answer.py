@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bookkeeping of an answer, written for reading: acceptance by equality, the end, and what each pass did."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 
 def accept_chosen(choices: Sequence[int], are_finite: Sequence[bool], proposals: Sequence[int]) -> list[int]:
@@ -59,9 +61,35 @@ class Answer:
         assert num_drafts >= self.passes[-1][3]
 
 
-def last_passes(answers: Sequence[Answer]) -> tuple[int, list[tuple[bool, int, int, int]]]:
+def last_passes(answers: Sequence[Answer]) -> tuple[int, dict[tuple[bool, int, int, int], int]]:
     """Does what _C.last_passes does, for the answers that have begun."""
     last = [answer.passes[-1] for answer in answers if answer.passes]
     counted = [answer.passes[-1] for answer in answers if len(answer.passes) > 1]
     verified = [(is_forced, len(drafts), len(tokens), accepted) for _, tokens, drafts, accepted, is_forced in counted]
-    return sum(len(tokens) for _, tokens, *_ in last), verified
+    return sum(len(tokens) for _, tokens, *_ in last), dict(Counter(verified))
+
+
+def draft_counts(
+    drafts: Sequence[tuple[Sequence[int], bool]], accepted: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int]]:
+    """Does what _C.draft_counts does, for drafts and whether they were forced."""
+    blocks = [(*each, tokens) for each, tokens in zip(drafts, accepted, strict=False) if tokens]
+    return (
+        [0 if is_forced else len(ids) for ids, is_forced, _ in blocks],
+        [0 if is_forced else len(tokens) - 1 for _, is_forced, tokens in blocks],
+    )
+
+
+def row_passes(
+    slots: Sequence[int], num_rows: Sequence[int], num_kept: Sequence[int], max_rows: int
+) -> list[tuple[list[int], list[int], list[int]]]:
+    """Does what _C.row_passes does."""
+    ends = accumulate(num_rows)
+    kept = [
+        (slot, end - count + row)
+        for slot, end, count, keep in zip(slots, ends, num_rows, num_kept, strict=True)
+        for row in range(keep)
+    ]
+    passes = [kept[begin : begin + max_rows] for begin in range(0, len(kept), max_rows)]
+    counts = [Counter(slot for slot, _ in each) for each in passes]
+    return [([*count], [*count.values()], [row for _, row in each]) for each, count in zip(passes, counts, strict=True)]

@@ -121,8 +121,11 @@ class Drafter:
             )
         return able
 
-    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
-        """Appends context rows made from the taps [T, A*H] of T verified tokens.
+    @torch.inference_mode()
+    def inject(
+        self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor, rows: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        """Appends context rows made from `rows` of taps [R, A*H], places in ascending order; all R unless given.
 
         The first num_rows[0] of them go to slots[0], the next num_rows[1] to slots[1], ... Raises RequestError for a
         slot that would outgrow its plan.
@@ -132,7 +135,10 @@ class Drafter:
         if self.cache.k is not bound:
             self.executor.bind(self.cache.k, self.cache.v)
         if places[0]:
-            positions, pages, offsets = self._upload(*np.array(places, dtype=np.int32))
+            rows = np.arange(len(taps)) if rows is None else rows
+            positions, pages, offsets, chosen = self._upload(*np.array([*places, rows], dtype=np.int32))
+            begin, end = rows[0], rows[-1] + 1
+            taps = taps[begin:end] if end - begin == len(rows) else taps.index_select(0, chosen)
             outputs = self.executor.context(taps, positions)
             self.cache.write(pages, offsets, outputs["kv"])
             if self._context_hidden is not None:

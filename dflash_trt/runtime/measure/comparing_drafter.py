@@ -16,6 +16,7 @@ from dflash_trt.runtime.measure.verification_report import DrafterError, LayerEr
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 BLOCKS_APART = 8
 """Blocks 0, 8, 16, ... of a prompt are compared: neighbours see nearly the same context."""
@@ -44,10 +45,12 @@ class ComparingDrafter(Drafter):
         super().reserve(slot, pages, num_rows)
         self._reference.reserve(slot, pages, num_rows)
 
-    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
+    def inject(
+        self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor, rows: NDArray[np.int64] | None = None
+    ) -> None:
         """Appends context rows made from the taps [T, A*H] to both contexts."""
-        super().inject(slots, num_rows, taps)
-        self._reference.inject(slots, num_rows, taps)
+        super().inject(slots, num_rows, taps, rows)
+        self._reference.inject(slots, num_rows, taps, rows)
 
     def run(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """The drafter's outputs; every BLOCKS_APART-th block is compared with the reference's."""

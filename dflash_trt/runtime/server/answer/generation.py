@@ -100,6 +100,7 @@ class Generation:
         Raises RequestError for an invalid request, and HttpError 503 while the server shuts down.
         """
         self._put, self._end = put, end
+        self._later = asyncio.get_running_loop().call_soon  # once other requests have the tokens of the same step, too
         requests = []
         for index, (ids, params) in enumerate(self._sequences):
             receive = inbox.sender(partial(self._receive, index))
@@ -142,7 +143,11 @@ class Generation:
         choice, is_stream = self._choices[index], self._request.body.stream
         self._last_emitted[index] = self._metrics.observe_chunk(chunk, self._last_emitted[index])
         if chunk.completion is not None:
-            self._finish(index, chunk.completion)
+            self._num_open -= 1
+            if chunk.completion.finish_reason == "cancelled":
+                self._count(index, chunk.completion)
+                raise shutting_down()
+            self._later(self._count, index, chunk.completion)
         part = choice.add(chunk, is_delta=is_stream)
         if is_stream:
             self._put_event(choice, part)
@@ -153,7 +158,7 @@ class Generation:
                 ordered = [self._whole[index] for index in sorted(self._whole)]
                 counts = usage(self._num_prompt_tokens, self._choices)
                 self._put(self._document(ordered, counts, self._answer_metrics()))
-            self._end(None)
+            self._later(self._end, None)
 
     def _put_event(self, choice: Choice, delta: TextChoice | ChatChoice) -> None:
         if not has_content(delta):
@@ -165,13 +170,13 @@ class Generation:
         is_last = self._num_open == 0 and not options.include_usage
         self._put(self._document([delta], counts, self._answer_metrics() if is_last else UNSET))
 
-    def _finish(self, index: int, completion: Completion) -> None:
-        self._num_open -= 1
+    def _count(self, index: int, completion: Completion) -> None:
+        """Adds a finished sequence to metrics, span and log."""
         self._metrics.observe_completion(len(self._sequences[index][0]), completion)
         if self._span is not None:
             self._span.add_completion(index, completion, is_only=len(self._sequences) == 1)
         if completion.finish_reason == "cancelled":
-            raise shutting_down()
+            return
         self._num_output_tokens += len(completion.token_ids)
         self.log_fields["output_tokens"] = self._num_output_tokens
         if len(self._sequences) == 1 and completion.tau is not None:
