@@ -176,9 +176,7 @@ class Decoder:
             self._batch = None
         return committed
 
-    def _observe(
-        self, blocks: Sequence[StepInput], chunks: Sequence[StepInput], accepted: Sequence[Sequence[int]]
-    ) -> None:
+    def _observe(self, blocks: Sequence[StepInput], chunks: Sequence[StepInput], accepted: list[list[int]]) -> None:
         """Tells the policies what the step did, but for blocks without a token, and what it cost."""
         num_proposed, num_accepted = _C.draft_counts([block.drafted for block in blocks], accepted)
         record = StepRecord(
