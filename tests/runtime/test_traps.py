@@ -92,7 +92,7 @@ def test_trap_4_laid_rejected_rows_left_in_the_context(session: Session, right: 
         passes.append(verified.taps)
         return verified
 
-    def inject_all(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
+    def inject_all(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor, rows: np.ndarray) -> None:
         inject(slots, [len(passes[-1])], passes[-1])
 
     def take_what_is_needed(slot: int, pages: Sequence[int], num_rows: int) -> None:

@@ -109,9 +109,9 @@ def drafted_blocks(session: Session, prompt: list[int], max_tokens: int) -> dict
     inject, draft = session.drafter.inject, session.drafter.run
     injected = [0]
 
-    def count(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
-        injected[0] += len(taps)
-        inject(slots, num_rows, taps)
+    def count(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor, rows: np.ndarray) -> None:
+        injected[0] += len(rows)
+        inject(slots, num_rows, taps, rows)
 
     def keep(slots: Sequence[int], noise_embeds: torch.Tensor) -> Mapping[str, torch.Tensor]:
         outputs = draft(slots, noise_embeds)
