@@ -131,7 +131,7 @@ bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU,
 	cp build/bench-report/pareto.svg docs/bench-pareto.svg
 
 count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; needs nvcc, no GPU
-	$(PIP) 'nvidia-cuda-nvdisasm>=13' && $(BIN)/python tools/count_kernel.py
+	$(BIN)/python tools/count_kernel.py
 
 kernel-phases: $(TOOLS)  ## clock cycles of each phase of the attention kernel; needs nvcc and an H100 or H200
 	$(BIN)/python tools/kernel_phases.py

@@ -20,8 +20,7 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
-from dflash_trt.observe.estimate.bands import Band, vary
-from dflash_trt.observe.estimate.constants import DATA, Rates, constants
+from dflash_trt.observe.estimate.constants import DATA, Band, Rates, constants, vary
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.drafter_pass import dflash_shape

@@ -1,21 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SOURCE argument of commands that serve with TensorRT-LLM, vLLM or SGLang, and the refusal of its errors."""
+"""The options of serve-config, the SOURCE argument that it shares with other commands, and the refusal of errors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import click
+import msgspec
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.catalog import known_deployments, known_pair
-from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
+from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
+from dflash_trt.deploy.deployment_file import Method, deployment_path, load_deployment
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.resolve import draft_deployment, resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
+from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError, printable
+
+
+class ServeConfigRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `serve-config`, which writes, checks, converts or lists; None where one was not given."""
+
+    source: str | None
+    target: str | None
+    draft: str | None
+    gpus: str | None
+    gpu_facts: GpuFacts | None
+    runtime_name: str | None
+    """A runtime, or dynamo-RUNTIME."""
+    version: str | None
+    method: Method
+    launcher: str | None
+    image: str | None
+    models: str | None
+    replicas: int | None
+    host: str
+    port: int
+    settings: tuple[str, ...]
+    """KEY=VALUE arguments over those that are written."""
+    output: Path | None
+    file: Path | None
+    """File to check."""
+    command: Path | None
+    """File of a launch command to convert."""
+    is_list: bool
+    is_strict: bool
+    as_json: bool
+
+    @property
+    def cluster(self) -> str | None:
+        """Launcher in a cluster: slurm, kubernetes or dynamo; None for a server started by hand."""
+        return "dynamo" if self.runtime_name in DYNAMO else self.launcher
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime without Dynamo's prefix."""
+        assert self.runtime_name is not None, "--list and --from alone go without"
+        return DYNAMO.get(self.runtime_name) or cast("Runtime", self.runtime_name)
 
 
 def read_deployment(

@@ -12,7 +12,6 @@ import msgspec
 
 from dflash_trt.cli.completion import ENGINE_OR_URL
 from dflash_trt.cli.config_file import config_option
-from dflash_trt.cli.doctor_findings import print_findings
 from dflash_trt.cli.options import PATH, json_option, refuse_given
 from dflash_trt.cli.output import print_json, print_table, print_tables
 from dflash_trt.errors import EndpointError, printable
@@ -69,7 +68,7 @@ def examine_endpoint(
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Tables of the probes and checks, then every finding."""
-    from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion, tables
+    from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion, findings_lines, tables
 
     print_tables([*tables(diagnosis), checks_table(diagnosis.checks)])
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")
@@ -77,7 +76,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         click.echo(
             f"{diagnosis.foreign_tokens} tokens of other clients are in these figures: ask while no other client does"
         )
-    print_findings(diagnosis.notes, diagnosis.unmeasured, diagnosis.findings)
+    for line in findings_lines(diagnosis.notes, diagnosis.unmeasured, diagnosis.findings):
+        click.echo(line)
     click.echo(f"\n{conclusion(diagnosis.checks, diagnosis.findings)}")
 
 

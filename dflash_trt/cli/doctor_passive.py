@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from dflash_trt.cli.doctor_findings import print_findings
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion
+from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion, findings_lines
 from dflash_trt.observe.endpoints.client import Client, read_api_key
 from dflash_trt.observe.endpoints.counter_names import COUNTER_NAMES
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
@@ -69,7 +68,8 @@ def _conclude(
         print_json("doctor-passive", msgspec.to_builtins(report))
     else:
         print_tables([*tables(report), checks_table(report.checks)])
-        print_findings(report.notes, report.unmeasured, report.findings)
+        for line in findings_lines(report.notes, report.unmeasured, report.findings):
+            click.echo(line)
         click.echo(f"\n{conclusion(report.checks, report.findings)}")
     if found := [*report.findings, *report.unmeasured]:
         names = "; ".join(finding.name for finding in found)

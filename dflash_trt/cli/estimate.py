@@ -54,7 +54,6 @@ def estimate(
     from dflash_trt.observe.diagnosis.published_tau import published_draft_tau
     from dflash_trt.observe.estimate import estimate_text, inputs, tables
     from dflash_trt.observe.estimate.curve import Traffic
-    from dflash_trt.observe.estimate.estimate_page import write_page
     from dflash_trt.observe.estimate.other_drafts import with_other_drafts
     from dflash_trt.observe.estimate.published_beside import published_lines
     from dflash_trt.observe.estimate.report import estimate as predict
@@ -95,7 +94,7 @@ def estimate(
 
         save_picture(draw(tables.plot(result), has_heading=True), plot)
     if html is not None:
-        write_page(result, html)
+        tables.write_page(result, html)
 
 
 def check_one_acceptance(acceptance: Path | None, tau: float | None) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
 
 from dflash_trt.cli.completion import GPUS, SOURCE
+from dflash_trt.cli.deployment_source import ServeConfigRequest
 from dflash_trt.cli.options import PATH, gpu_facts_option, refuse_given, source_options
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.cli.serve_config_check import CheckRequest, check_file
-from dflash_trt.cli.serve_config_from import ConversionRequest, convert_command
-from dflash_trt.cli.serve_config_write import WriteRequest, write_configuration
+from dflash_trt.cli.serve_config_check import check_file
+from dflash_trt.cli.serve_config_from import convert_command
+from dflash_trt.cli.serve_config_write import write_configuration
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT
 from dflash_trt.deploy.deployment_file import METHODS, deployment_path, load_deployment, shipped_deployments
@@ -31,7 +32,6 @@ CONVERSION_LACKS = (
 WRITTEN = ("settings", "output", "launcher", "image", "models", "replicas", "method", "host", "port")
 """Parameters that only write one."""
 LIST = "dflash-trt serve-config --list"
-Request = TypeVar("Request", WriteRequest, CheckRequest, ConversionRequest)
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
@@ -92,34 +92,29 @@ def serve_config(**parameters: Any) -> None:
       dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm -o serve.yaml
       dflash-trt serve-config --from eagle3.sh --draft z-lab/Qwen3-8B-DFlash-b16 > dflash.sh
     """
-    if parameters["command"] is not None:
+    request = ServeConfigRequest(**parameters)
+    if request.command is not None:
         refuse_given(CONVERSION_LACKS, "has no use with --from, which keeps all that it does not have to change")
-        convert_command(_request(ConversionRequest, parameters))
-    elif parameters["is_list"]:
+        convert_command(request.command, request)
+    elif request.is_list:
         refuse_given(("file", "runtime_name"), "has no use with --list")
-        _print_list(parameters["source"], parameters["as_json"])
+        _print_list(request.source, request.as_json)
     else:
-        _write_or_check(parameters)
+        _write_or_check(request)
 
 
-def _request(kind: type[Request], parameters: dict[str, Any]) -> Request:
-    """The parameters that one of the commands uses."""
-    return kind(**{name: parameters[name] for name in kind.__struct_fields__})
-
-
-def _write_or_check(parameters: dict[str, Any]) -> None:
-    if parameters["runtime_name"] is None:
-        if parameters["source"] is not None:
-            deployment_path(parameters["source"])  # an error for the beginning of several names
+def _write_or_check(request: ServeConfigRequest) -> None:
+    if request.runtime_name is None:
+        if request.source is not None:
+            deployment_path(request.source)  # an error for the beginning of several names
         option = next(each for each in click.get_current_context().command.params if each.name == "runtime_name")
         raise click.MissingParameter(param=option, ctx=click.get_current_context())
-    request, is_check = _request(WriteRequest, parameters), parameters["file"] is not None
     if request.cluster == "dynamo" and request.launcher is not None:
         raise click.UsageError("--launcher: none for a dynamo runtime, which Dynamo's operator starts")
     if request.cluster is None:
         refuse_given(("image", "models", "replicas"), "is for --launcher and dynamo runtimes")
-    schema = load_schema(request.runtime, parameters["version"])
-    if parameters["as_json"] and not is_check:
+    schema = load_schema(request.runtime, request.version)
+    if request.as_json and request.file is None:
         raise click.UsageError("--json is for --list and --check: output for a runtime is data already")
     if not request.host:
         raise click.UsageError("--host: missing address: servers would bind every interface")
@@ -127,9 +122,9 @@ def _write_or_check(parameters: dict[str, Any]) -> None:
         refuse_given(("host",), "has no use here: a pod's server binds 0.0.0.0")
     if request.cluster == "dynamo":
         refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
-    if is_check:
+    if request.file is not None:
         refuse_given(WRITTEN, "is for a configuration that is written")
-        check_file(_request(CheckRequest, parameters), schema)
+        check_file(request.file, request, schema)
     else:
         write_configuration(request, schema)
 

@@ -8,35 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
-from dflash_trt.cli.deployment_source import read_deployment, refuse_errors
+from dflash_trt.cli.deployment_source import ServeConfigRequest, read_deployment, refuse_errors
 from dflash_trt.cli.output import print_json
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged, numbered
-from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
+from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.errors import printable
 
 
-class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to check, and what it is deployed on, as far as that is known."""
-
-    file: Path
-    source: str | None
-    target: str | None
-    draft: str | None
-    gpus: str | None
-    gpu_facts: GpuFacts | None
-    is_strict: bool
-    as_json: bool
-
-
-def check_file(request: CheckRequest, schema: Schema) -> None:
+def check_file(file: Path, request: ServeConfigRequest, schema: Schema) -> None:
     """Print the findings of all servers in the file; ConfigError if one is an error."""
-    file, target, draft, gpus = request.file, request.target, request.draft, request.gpus
+    target, draft, gpus = request.target, request.draft, request.gpus
     if request.source is None:
         known = None if gpus is None else parse_gpus(gpus, "--gpus", request.gpu_facts)
         configs, accepted = file_configs(file, schema, gpus=known, target=target, draft=draft), {}

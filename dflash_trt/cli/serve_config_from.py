@@ -7,35 +7,20 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
-from dflash_trt.cli.deployment_source import print_and_refuse
+from dflash_trt.cli.deployment_source import ServeConfigRequest, print_and_refuse
 from dflash_trt.deploy.conversion import convert
 from dflash_trt.deploy.finding import judged
-from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
+from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.errors import ConfigError, printable
 from dflash_trt.files.read import decode, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES
 
 
-class ConversionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch command, and the draft that it is to use."""
-
-    command: Path
-    """File of the command; - for stdin."""
-    runtime_name: str | None
-    version: str | None
-    target: str | None
-    draft: str | None
-    gpus: str | None
-    gpu_facts: GpuFacts | None
-    is_strict: bool
-
-
-def convert_command(request: ConversionRequest) -> None:
-    """Print the converted command, and to stderr each change with its reason."""
-    file, runtime = request.command, request.runtime_name
+def convert_command(file: Path, request: ServeConfigRequest) -> None:
+    """Print the command in `file`, - for stdin, converted, and to stderr each change with its reason."""
+    runtime = request.runtime_name
     if runtime not in (None, *PACKAGES):
         raise click.UsageError(f"--runtime {runtime}: expected {', '.join(PACKAGES)} or none, which FILE itself says")
     if request.draft is None:

@@ -11,22 +11,19 @@ from pathlib import Path
 import click
 import msgspec
 
-from dflash_trt.cli.deployment_source import print_and_refuse, read_deployment
+from dflash_trt.cli.deployment_source import ServeConfigRequest, print_and_refuse, read_deployment
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.cluster import pod_options, slurm
 from dflash_trt.deploy.cluster.cluster_server import cluster_server, node_script
-from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
-from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.finding import judged
-from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.parsers import missing_parsers
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolved_deployment import with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load
-from dflash_trt.deploy.schema import Runtime, Schema
+from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.write import new_file
@@ -35,41 +32,7 @@ WRITERS = {"dynamo": dynamo_graph, "slurm": slurm.sbatch_script, "kubernetes": k
 """Text of a cluster's server, by launcher."""
 
 
-class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment, and where and how its server is started."""
-
-    source: str | None
-    target: str | None
-    draft: str | None
-    gpus: str | None
-    gpu_facts: GpuFacts | None
-    runtime_name: str
-    """A runtime, or dynamo-RUNTIME."""
-    method: Method
-    launcher: str | None
-    image: str | None
-    models: str | None
-    replicas: int | None
-    host: str
-    port: int
-    settings: tuple[str, ...]
-    """KEY=VALUE arguments over those that are written."""
-    output: Path | None
-    is_strict: bool
-
-    @property
-    def cluster(self) -> str | None:
-        """Launcher in a cluster: slurm, kubernetes or dynamo; None for a server started by hand."""
-        return "dynamo" if self.runtime_name in DYNAMO else self.launcher
-
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime without Dynamo's prefix."""
-        name: Runtime = DYNAMO.get(self.runtime_name, self.runtime_name)  # type: ignore[arg-type]
-        return name
-
-
-def write_configuration(request: WriteRequest, schema: Schema) -> None:
+def write_configuration(request: ServeConfigRequest, schema: Schema) -> None:
     """Print the configuration of SOURCE, or write it to a file and print the steps."""
     if request.source is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
@@ -102,7 +65,12 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
 
 
 def _write_cluster(
-    request: WriteRequest, cluster: str, rendered: Rendered, version: str, sbatch: dict[str, str], pod: dict[str, str]
+    request: ServeConfigRequest,
+    cluster: str,
+    rendered: Rendered,
+    version: str,
+    sbatch: dict[str, str],
+    pod: dict[str, str],
 ) -> None:
     image = request.image
     if cluster == "dynamo":

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.candidate_scorer import CandidateScorer, CandidateSelector, DraftedBlock
+from dflash_trt.engine.candidate_scorer import CandidateScorer, CandidateSelector, DraftedBlock, read_scorer
 from dflash_trt.engine.executor import Executor
-from dflash_trt.engine.read_scorer import read_scorer
 from dflash_trt.engine.signatures import CONTEXT_HIDDEN
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from dflash_trt.cli import cli
-from dflash_trt.cli.bench_run import run as bench_run
+from dflash_trt.cli.bench import run as bench_run
 from tests.cli.commands import run
 
 

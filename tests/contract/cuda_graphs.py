@@ -355,7 +355,7 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
         patch.setattr(torch.cuda, "set_sync_debug_mode", partial(setattr, gpu, "sync_debug_mode"))
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
         patch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-        for module in ("runtime.drafter.drafter", "engine.candidate_scorer", "engine.markov_scorer"):
+        for module in ("runtime.drafter.drafter", "engine.candidate_scorer"):
             patch.setattr(f"dflash_trt.{module}.safe_open", opened)
         patch.setattr(torch, "histc", partial(histc, torch.histc))
         patch.setattr(RecordedGraph, "gpu", gpu)

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import MarkovHead
-from dflash_trt.engine.candidate_scorer import DraftedBlock
-from dflash_trt.engine.markov_scorer import MarkovScorer
+from dflash_trt.engine.candidate_scorer import DraftedBlock, MarkovScorer
 from tests.cli.commands import run_here
 from tests.engines import build
 from tests.paths import FIXTURES

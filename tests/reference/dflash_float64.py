@@ -13,7 +13,9 @@ Context row j stands at position j.
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,15 @@ def rotate_half(x: Array) -> Array:
     """[.., D] -> [.., D]: (first half, second half) becomes (-second half, first half)."""
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([-second, first], axis=-1)
+
+
+def convolution(x: Array, base: Array, change: Array) -> Array:
+    """Rows x [S, H] and those before them in their block, times base [taps, H] + change [S, taps, groups]."""
+    kernel = base + np.repeat(change, x.shape[1] // change.shape[-1], axis=-1)  # [S, taps, H]
+    out = np.zeros_like(x)
+    for tap in range(len(base)):
+        out[tap:] += kernel[tap:, tap] * x[: len(x) - tap]
+    return out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,14 +256,18 @@ class ReferenceDrafter:
         dims = self.rotary_dim or self.head_dim
         return np.concatenate([self.rotary.rotate(x[..., :dims], positions), x[..., dims:]], axis=-1)
 
-    def context_kv(self, target_hidden: Array, positions: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Target features [T, A*H] at positions [T] -> k, v, each [T, L, G, D]."""
+    def context(self, target_hidden: Array) -> Array:
+        """Target features [T, A*H] -> context rows [T, H], before K and V."""
         if self.tap_norms:
             norms = [name for name in self.tensors if name.startswith("aux_hidden_norms.")]
             taps = np.split(target_hidden, len(norms), axis=-1)
             normed = [self.norm(f"aux_hidden_norms.{i}", tap) for i, tap in enumerate(taps)]
             target_hidden = np.concatenate(normed, axis=-1)
-        context = self.norm("hidden_norm", self.linear("fc", target_hidden))  # [T, H]
+        return self.norm("hidden_norm", self.linear("fc", target_hidden))
+
+    def context_kv(self, target_hidden: Array, positions: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Target features [T, A*H] at positions [T] -> k, v, each [T, L, G, D]."""
+        context = self.context(target_hidden)
         rows = [context] * len(self.rules)
         if self.context_input_layernorm:
             rows = [self.norm(f"layers.{layer}.input_layernorm", context) for layer in range(len(self.rules))]
@@ -290,6 +305,14 @@ class ReferenceDrafter:
             f"{name}.down_proj", silu(self.linear(f"{name}.gate_proj", h)) * self.linear(f"{name}.up_proj", h)
         )
 
+    def convolved(self, name: str, h: Array, sublayer: Callable[[Array], Array]) -> Array:
+        """`sublayer` of h [S, H], between DFlash2's convolutions where the checkpoint has them (dflash 0.1.0)."""
+        base = self.tensors.get(f"{name}.base_kernel")  # [2, taps, H]
+        if base is None:
+            return sublayer(h)
+        change = self.linear(f"{name}.kernel_projection", h).reshape(len(h), 2, base.shape[1], -1)
+        return convolution(sublayer(convolution(h, base[0], change[:, 0])), base[1], change[:, 1])
+
     def layer_outputs(
         self, noise_embeds: Array, context_k: Array, context_v: Array, positions: npt.NDArray[np.int64]
     ) -> list[Array]:
@@ -299,8 +322,10 @@ class ReferenceDrafter:
         for layer in range(len(self.rules)):
             context = context_k[:, layer], context_v[:, layer]  # [C, G, D] each
             h = self.norm(f"layers.{layer}.input_layernorm", x)
-            x = x + self.attention(layer, h, context, positions)
-            x = x + self.mlp(layer, self.norm(f"layers.{layer}.post_attention_layernorm", x))
+            attention = partial(self.attention, layer, context=context, positions=positions)
+            x = x + self.convolved(f"layers.{layer}.attention_conv", h, attention)
+            h = self.norm(f"layers.{layer}.post_attention_layernorm", x)
+            x = x + self.convolved(f"layers.{layer}.mlp_conv", h, partial(self.mlp, layer))
             outputs.append(x)
         return outputs
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.candidate_lattice import CandidateLattice
-from dflash_trt.engine.markov_scorer import MarkovScorer
+from dflash_trt.engine.candidate_scorer import MarkovScorer
 from dflash_trt.engine.proposals import Draw
 from dflash_trt.errors import BuildError
 from dflash_trt.runtime.decoder import Decoder

@@ -39,7 +39,7 @@ from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.trtllm.fake_package import GENERATIONS
 from tests.trtllm.pool_schedule import build_with_plans
-from tests.trtllm.worker import Decoding, Trace, Worker, decode, draft_config, engine_of, share
+from tests.trtllm.worker import Decoding, Trace, Worker, decode, draft_config, engine_of, model_config, share
 
 STEPS = 8
 BATCH, CONTEXT, ROWS = 3, 240, 24
@@ -303,9 +303,7 @@ def test_refusals(session: Session, engine: Path) -> None:
 def test_plans_of_another_tensorrt_are_refused(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the drafter is made, before the target's weights are read."""
     monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
-    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
-    model_config = SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(pp_size=1))
-    arguments = (model_config, SimpleNamespace(pretrained_config=None), None, None)
+    arguments = (model_config(engine), SimpleNamespace(pretrained_config=None), None, None)
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     with_plans(engine, PlanOptions(max_batch_size=1, max_seq_len=32, max_num_tokens=16))
     assert build_draft_model(*arguments).block_size
@@ -317,10 +315,8 @@ def test_plans_of_another_tensorrt_are_refused(engine: Path, tmp_path: Path, mon
 
 @ONE_PAIR
 def test_pipeline_stages_are_refused(engine: Path) -> None:
-    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
-    model_config = SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(pp_size=2))
     with pytest.raises(EngineError, match="expected pipeline_parallel_size 1, found 2") as refused:
-        build_draft_model(model_config, None, None, None)
+        build_draft_model(model_config(engine, pp_size=2), None, None, None)
     assert "tensor_parallel_size" in refused.value.hint
 
 
@@ -342,13 +338,12 @@ def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
     engine = tmp_path / "engine"
     build_with_plans(engine, 2)
-    spec_config = SimpleNamespace(attention_backend="TRTLLM", speculative_model=str(engine))
 
-    def drafter(tp_size: int = 2, tp_rank: int = 1, *, dp: bool = False) -> Any:
-        mapping = SimpleNamespace(pp_size=1, tp_size=tp_size, tp_rank=tp_rank, enable_attention_dp=dp)
-        draft_config = SimpleNamespace(pretrained_config=SimpleNamespace(), mapping=mapping)
-        model_config = SimpleNamespace(spec_config=spec_config, mapping=mapping)
-        return build_draft_model(model_config, draft_config, None, None)
+    def drafter(directory: Path = engine, tp_size: int = 2, *, dp: bool = False) -> Any:
+        ranks = {"tp_size": tp_size, "tp_rank": 1, "enable_attention_dp": dp}
+        config = model_config(directory, attention_backend="TRTLLM", **ranks)
+        draft_config = SimpleNamespace(pretrained_config=SimpleNamespace(), mapping=config.mapping)
+        return build_draft_model(config, draft_config, None, None)
 
     second = drafter()
     assert (second._num_heads, second._num_kv_heads) == (2, 1)
@@ -368,9 +363,8 @@ def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, DISTRIBUTED, SimpleNamespace(AllReduce=lambda world: None))
     with pytest.raises(EngineError, match=r"AllReduce: expected it to take a mapping, found \(world\)"):
         drafter()
-    spec_config.speculative_model = str(engine / "rank1")
     with pytest.raises(EngineError, match="expected the engine of all ranks, found the part of rank 1 of 2") as refused:
-        drafter()
+        drafter(engine / "rank1")
     assert str(refused.value.hint).endswith(str(engine))
 
 
@@ -387,6 +381,5 @@ def test_drafts_that_the_worker_cannot_serve_are_refused(tmp_path: Path) -> None
         ("dspark", "found DSpark, whose block, or Markov head, that worker does not"),
         ("fp8", "BF16 context cache for engine mode, found FP8"),
     ):
-        spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / engine))
         with pytest.raises(EngineError, match=message):
-            build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
+            build_draft_model(model_config(tmp_path / engine), None, None, None)

@@ -25,6 +25,7 @@ from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 from tests.trtllm.fake_package import GENERATIONS, write_launcher, write_package, write_server
 from tests.trtllm.pool_schedule import open_setup
+from tests.trtllm.worker import model_config
 from tests.waiting import PATIENCE
 
 MPIEXEC = [f"{sys.prefix}/bin/mpiexec", "-n"]
@@ -318,9 +319,7 @@ def test_make_contract_names_a_difference(tmp_path: Path, file: str, old: str, n
 
 
 def test_what_the_builder_refuses(tmp_path: Path) -> None:
-    spec_config = SimpleNamespace(attention_backend="FA4", speculative_model="engine")
     with pytest.raises(EngineError, match="expected VANILLA or TRTLLM or AUTO for engine mode, found FA4"):
-        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
-    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path))
+        build_draft_model(model_config(tmp_path, attention_backend="FA4"), None, None, None)
     with pytest.raises(EngineError, match=str(tmp_path)):
-        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
+        build_draft_model(model_config(tmp_path), None, None, None)

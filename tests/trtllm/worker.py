@@ -290,6 +290,12 @@ def draft_config(spec: Any) -> SimpleNamespace:
     return SimpleNamespace(pretrained_config=SimpleNamespace(max_position_embeddings=spec.max_position_embeddings))
 
 
+def model_config(engine: Path, *, attention_backend: str = "VANILLA", **mapping: Any) -> SimpleNamespace:
+    """The part of the target's ModelConfig that the builder of drafters reads, on one pipeline stage."""
+    spec_config = SimpleNamespace(attention_backend=attention_backend, speculative_model=str(engine))
+    return SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(**{"pp_size": 1, **mapping}))
+
+
 @dataclass
 class Trace:
     """Results of a request."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dflash_trt.errors import printable
 from dflash_trt.observe.diagnosis.checks import NOT_MEASURED, Check, EndpointFinding
@@ -50,13 +50,17 @@ def conclusion(checks: list[Check], findings: list[EndpointFinding]) -> str:
     )
 
 
-def finding_lines(word: str, finding: EndpointFinding) -> Iterator[str]:
-    """A finding, its figure, and its likely causes."""
-    yield f"\n{word}: {finding.name}\n  {printable(finding.figure)}"
-    if len(finding.causes) > 1:
-        yield "  likely causes, in this order:"
-    for number, cause in enumerate(finding.causes, 1):
-        yield f"  {number}. {cause.what}\n     see     {cause.source}\n     change  {cause.setting}"
+def findings_lines(
+    notes: Iterable[EndpointFinding], unmeasured: Iterable[EndpointFinding], findings: Iterable[EndpointFinding]
+) -> Iterator[str]:
+    """Each finding with its figure and its likely causes."""
+    for word, listed in (("worth knowing", notes), ("NOT MEASURED", unmeasured), ("WRONG", findings)):
+        for finding in listed:
+            yield f"\n{word}: {finding.name}\n  {printable(finding.figure)}"
+            if len(finding.causes) > 1:
+                yield "  likely causes, in this order:"
+            for number, cause in enumerate(finding.causes, 1):
+                yield f"  {number}. {cause.what}\n     see     {cause.source}\n     change  {cause.setting}"
 
 
 def _row(group: ProbeGroup) -> tuple[str, ...]:

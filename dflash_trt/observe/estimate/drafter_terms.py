@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
-from dflash_trt.observe.estimate.attention_times import kernel_seconds
 from dflash_trt.observe.estimate.constants import Rates
+from dflash_trt.observe.estimate.kernel_times import kernel_seconds
 from dflash_trt.observe.estimate.shapes import ROW_MULTIPLE, DraftShape, Gemm
 from dflash_trt.observe.estimate.step_cost import ACTIVATION_BYTES, StepLoad, Term
 

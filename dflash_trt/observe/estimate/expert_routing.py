@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from dflash_trt.observe.estimate.expert_times import TABLE_EXPONENT
+from dflash_trt.observe.estimate.kernel_times import TABLE_EXPONENT
 
 
 @cache

@@ -14,8 +14,7 @@ from dflash_trt.deploy.resolved_deployment import ServingLoad
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-from dflash_trt.observe.estimate.bands import Band, Influence, vary
-from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
 from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafters_on_ranks
 from dflash_trt.observe.estimate.shapes import Method, System

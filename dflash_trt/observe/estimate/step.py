@@ -15,7 +15,7 @@ from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.drafter_terms import Head, allreduce, drafter_terms, linear, small_kernels_term
 from dflash_trt.observe.estimate.expert_routing import power_law, skew, touched
-from dflash_trt.observe.estimate.expert_times import expert_seconds
+from dflash_trt.observe.estimate.kernel_times import expert_seconds
 from dflash_trt.observe.estimate.shapes import Gemm, Method, System
 from dflash_trt.observe.estimate.step_cost import StepCost, StepLoad, Term
 

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An estimate as tables and picture."""
+"""An estimate as tables, picture and page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from dflash_trt.errors import human_bytes
-from dflash_trt.observe.estimate.bands import Band
-from dflash_trt.observe.estimate.estimate_text import lead, title
+from dflash_trt.files.write import new_file
+from dflash_trt.observe.estimate.constants import Band
+from dflash_trt.observe.estimate.estimate_text import caution, lead, title, verdict
+from dflash_trt.observe.estimate.published_beside import published_lines
 from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
 from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.validation import NOT_VALIDATED, is_validated, mark
-from dflash_trt.observe.pages.page_templates import Table
-from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
+from dflash_trt.observe.pages.page_templates import PAGE, Table, render
+from dflash_trt.observe.plots.curves import NARROW, Plot, PlotCurve, PlotPoint, svg
 from dflash_trt.observe.plots.method_styles import STYLES, TITLES
 
 MAX_INFLUENCES = 6
@@ -160,3 +163,21 @@ def _title(method: Method, system: System) -> str:
 
 def _band(band: Band) -> str:
     return f"{band.value:,.0f} ({band.low:,.0f}-{band.high:,.0f})"
+
+
+def write_page(result: Estimate, file: Path) -> None:
+    """Writes the page; raises BuildError if `file` is another file, or cannot be written."""
+    with new_file(file, PAGE, force=True) as new:
+        new.write_text(page(result), encoding="utf-8")
+
+
+def page(result: Estimate) -> str:
+    """The page as text; the same estimate gives the same bytes."""
+    picture = plot(result)
+    return render(
+        "estimate.j2", "html", name=result.name, title=title(result), verdict=verdict(result),
+        lead=" ".join((lead(result), *published_lines(result.system))),
+        caution=caution(result.system),
+        picture={"alt": picture.description, "wide": svg(picture), "narrow": svg(picture, NARROW)},
+        tables=list(tables(result)),
+    )  # fmt: skip

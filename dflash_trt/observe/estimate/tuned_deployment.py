@@ -16,10 +16,9 @@ from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic
-from dflash_trt.observe.estimate.fleet import Candidate, Fleet
 from dflash_trt.observe.estimate.inputs import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.measured_points import measured_points
-from dflash_trt.observe.estimate.tuning import Tuning, tune
+from dflash_trt.observe.estimate.tuning import Candidate, Fleet, Tuning, tune
 from dflash_trt.observe.estimate.validation import summary
 from dflash_trt.observe.pages.page_templates import Table
 

@@ -6,22 +6,98 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from dflash_trt.deploy.batch_schedule import Schedule
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-from dflash_trt.observe.estimate.bands import Band, Influence, vary
-from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
 from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
-from dflash_trt.observe.estimate.draft_schedule import Price, schedule_for
-from dflash_trt.observe.estimate.fleet import Candidate, Fleet
 from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
 from dflash_trt.observe.estimate.report import batch_limit
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
+
+Price = Callable[[int, int], float]
+"""Tokens a second of one user by batch and draft length."""
+TIE = 0.02
+"""A shorter schedule is preferred if it costs less than this."""
+
+
+def schedule_for(price: Price, largest: int, lengths: Sequence[int], slo: float) -> Schedule:
+    """Draft lengths by batch up to `largest`; a length is kept as long as it keeps the speed and none is better by more
+    than TIE.
+
+    Runtimes draft at most the first length. It is the best for one user that keeps the speed at every batch; if there
+    is none, the best for one user.
+    """
+    starts = [batch for batch in BATCHES if batch < largest] + [largest]
+    ends = [start - 1 for start in starts[1:]] + [largest]
+    prices = {batch: {k: price(batch, k) for k in lengths} for batch in {*starts, *ends}}
+    tried: list[Schedule] = []
+    for first in sorted(lengths, key=lambda k: (-prices[1][k], k)):
+        schedule: list[tuple[int, int]] = [(1, first)]
+        keeps = True
+        for start, end in zip(starts, ends, strict=True):
+            slowest = {k: min(prices[start][k], prices[end][k]) for k in lengths if k <= first}
+            top = max(slowest, key=lambda k: (slowest[k] >= slo, prices[start][k], -k))
+            last = schedule[-1][1]
+            is_better = slowest[last] < slo <= slowest[top] or prices[start][last] * (1 + TIE) < prices[start][top]
+            if start > 1 and is_better:
+                schedule.append((start, top))
+            keeps = keeps and slowest[schedule[-1][1]] >= slo
+        if keeps:
+            return tuple(schedule)
+        tried.append(tuple(schedule))
+    return tried[0]
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to deploy, at the largest batch that keeps users at their speed."""
+
+    tensor_parallel: int
+    expert_parallel: int
+    recipe: str
+    batch: int
+    num_draft_tokens: int
+    """Draft length at that batch; 0 disables speculation."""
+    user_rate: float
+    gpu_rate: float
+    limit: str
+    """The limit on the batch: "speed", or a `BatchLimit`'s reason."""
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    num_gpus: int | None = None
+    """All available GPUs, on one or more nodes; None: no limit."""
+    request_rate: float | None = None
+    """Requests per second of all servers together; None: as many as they can serve."""
+    output_tokens: int
+    """Output tokens of a request."""
+
+    def replicas(self, candidate: Candidate) -> int:
+        """Servers of a candidate: enough for the rate, else as many as the GPUs hold; 0 if neither is possible."""
+        most = None if self.num_gpus is None else self.num_gpus // candidate.tensor_parallel
+        if self.request_rate is None:
+            return 1 if most is None else most
+        needed = math.ceil(self.request_rate / self.server_rate(candidate))
+        return needed if most is None or needed <= most else 0
+
+    def server_rate(self, candidate: Candidate) -> float:
+        """Requests a second of one server."""
+        return candidate.batch * candidate.user_rate / self.output_tokens
+
+    def price(self, candidate: Candidate) -> float:
+        """The objective to minimise: the GPUs needed for the rate, or without a rate the negated throughput of all
+        GPUs.
+        """
+        replicas = self.replicas(candidate)
+        if self.request_rate is not None:
+            return float(replicas * candidate.tensor_parallel)
+        return -replicas * self.server_rate(candidate)
+
 
 WORTH = 0.02
 """Minimum gain of a quantised recipe over bf16 before it is proposed, because it costs acceptance (see `verify`)."""

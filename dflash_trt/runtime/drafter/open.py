@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from dflash_trt.engine.candidate_scorer import read_scorer
 from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.read_scorer import read_scorer
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 from dflash_trt.runtime.drafter.drafter import DraftEmbedding, Drafter

@@ -12,8 +12,8 @@ import torch
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.observe.estimate.attention_times import attention_tables, kernel_seconds
 from dflash_trt.observe.estimate.drafter_pass import PLAN, dflash_shape
+from dflash_trt.observe.estimate.kernel_times import attention_tables, kernel_seconds
 from dflash_trt.observe.estimate.shapes import SmallKernels, backends
 from dflash_trt.observe.estimate.step_cost import StepLoad
 from dflash_trt.quantize.recipe import load_recipe

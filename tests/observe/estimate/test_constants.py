@@ -23,8 +23,8 @@ from dflash_trt.deploy.read_target_shape import read_target_shape, shape_of
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.observe.estimate.constants import GPU_RATES, Rates, constants, rates
-from dflash_trt.observe.estimate.expert_times import expert_tables
 from dflash_trt.observe.estimate.inputs import target_shape
+from dflash_trt.observe.estimate.kernel_times import expert_tables
 from dflash_trt.observe.estimate.step_cost import StepLoad
 from tests.observe.estimate.systems import B300, CONFIGS, HYBRID, LATENT, model_of, target_of
 from tests.runtime.targets.families import FAMILIES, write_family

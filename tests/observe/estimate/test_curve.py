@@ -18,7 +18,7 @@ from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate import report
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.bands import vary
+from dflash_trt.observe.estimate.constants import vary
 from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.estimate_text import caution
 from dflash_trt.observe.estimate.inputs import default_runtime, open_system

@@ -22,8 +22,8 @@ from dflash_trt.observe.estimate.constants import constants, rates
 from dflash_trt.observe.estimate.drafter_pass import PLAN, DrafterOnRanks, drafter_pass, drafters_on_ranks
 from dflash_trt.observe.estimate.drafter_terms import Head
 from dflash_trt.observe.estimate.expert_routing import inclusion, power_law, skew, touched
-from dflash_trt.observe.estimate.expert_times import measured_kernel
 from dflash_trt.observe.estimate.inputs import open_system, target_shape
+from dflash_trt.observe.estimate.kernel_times import measured_kernel
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.step_cost import StepLoad

@@ -20,14 +20,12 @@ from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
 from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
-from dflash_trt.observe.estimate.draft_schedule import TIE, Price, schedule_for
-from dflash_trt.observe.estimate.fleet import Fleet
 from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints, measured_points
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
-from dflash_trt.observe.estimate.tuning import Tuning, tune
+from dflash_trt.observe.estimate.tuning import TIE, Fleet, Price, Tuning, schedule_for, tune
 from tests.cli.commands import run
 from tests.deploy.deployments import SERVED
 from tests.observe.bench import samples

@@ -8,8 +8,7 @@ import pytest
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import from_tau
-from dflash_trt.observe.estimate.bands import Band
-from dflash_trt.observe.estimate.constants import DATA, rates
+from dflash_trt.observe.estimate.constants import DATA, Band, rates
 from dflash_trt.observe.estimate.curve import Traffic
 from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.report import estimate

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.engine import engine_directory
+from dflash_trt.engine.candidate_scorer import LilicorrScorer
 from dflash_trt.engine.graph.correlator_graph import correlator_graph
-from dflash_trt.engine.lilicorr_scorer import LilicorrScorer
 from dflash_trt.runtime.drafter.drafter import Drafter
 from tests.decoding import Tables
 from tests.oracle.vllm_lilicorr import CASES, SIZES, TOP_K, Case, run

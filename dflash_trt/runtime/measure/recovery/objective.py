@@ -9,7 +9,8 @@ distribution for it (arXiv 2602.06036, section 3.3, has the second term and the 
     loss   = sum over anchors and k of w_k * loss_k / sum of w_k
     w_k    = exp(-(k - 1) / gamma)
 
-Slots after the answer's end are ignored, as are tokens without a row in the draft's own head.
+Slots after the answer's end are ignored, as are tokens without a row in the draft's own head. A LiLiCorr draft's loss
+has a second part, on its scores (candidate_loss.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dflash_trt.checkpoint.draft_spec import HEAD
 from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.runtime.measure.calibrate import BlockEmbedding
 from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence
+from dflash_trt.runtime.measure.recovery.candidate_loss import CandidateLoss, Drafted, slot_losses
 from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
@@ -45,9 +47,11 @@ def slot_weights(block_size: int) -> torch.Tensor:
 class Objective:
     """The loss of a draft's blocks."""
 
-    def __init__(self, vocabulary: Vocabulary, block_size: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, block_size: int, candidates: CandidateLoss | None = None) -> None:
+        """`candidates` is the further loss of a LiLiCorr draft."""
         self._vocabulary = vocabulary
         self._weights = slot_weights(block_size)
+        self._candidates = candidates
 
     def total_weight(self, examples: Sequence[Example]) -> float:
         """The sum of w_k over all slots of all examples."""
@@ -57,28 +61,27 @@ class Objective:
         self, draft: TorchDraft, example: Example, teacher: TorchDraft | None = None, share: float = 0
     ) -> torch.Tensor:
         """The sum of w_k * loss_k of one example, with gradients to the draft's weights; `share` is the teacher's."""
-        labels, exist = self._slots(example)
-        weights = self._weights.expand(labels.shape)[exist].to(draft.device)
-        logits = self._logits(draft, example, exist)
-        losses = F.cross_entropy(logits, labels[exist].to(draft.device), reduction="none")
-        if teacher is not None:
-            losses = (1 - share) * losses + share * self._divergence(logits, teacher, example, exist)
-        return (losses * weights).sum()
-
-    def _divergence(
-        self, logits: torch.Tensor, teacher: TorchDraft, example: Example, exist: torch.Tensor
-    ) -> torch.Tensor:
-        """KL(teacher || draft) of the slots that exist."""
+        labels, exist = (slots.to(draft.device) for slots in self._slots(example))
+        weights = self._weights.to(draft.device) * exist
+        rows = exist if self._candidates is None else torch.ones_like(exist)  # a correlator reads the whole block
+        ours, theirs = self._drafted(draft, example, rows), None
         with torch.no_grad():
-            expected = F.log_softmax(self._logits(teacher, example, exist), dim=-1)
-        return F.kl_div(F.log_softmax(logits, dim=-1), expected, reduction="none", log_target=True).sum(-1)
+            if teacher is not None:
+                theirs = self._drafted(teacher, example, rows)
+            expected = None if theirs is None else self._vocabulary.final_logits(theirs.logits)
+        losses = slot_losses(self._vocabulary.final_logits(ours.logits), labels[rows], expected, share)
+        total = (losses * weights[rows]).sum()
+        if self._candidates is None:
+            return total
+        return total + self._candidates.weighted_sum(ours, theirs, labels, weights, share)
 
-    def _logits(self, draft: TorchDraft, example: Example, exist: torch.Tensor) -> torch.Tensor:
-        """[slots that exist, V']."""
+    def _drafted(self, draft: TorchDraft, example: Example, rows: torch.Tensor) -> Drafted:
+        """The blocks, with the logits of their slots `rows`."""
         sequence, anchors = example
         context = draft.context(sequence.taps[: int(anchors.max())])
-        hidden = draft.blocks(self._vocabulary.blocks(sequence, anchors), anchors, context)
-        return self._vocabulary.logits(hidden[:, 1:][exist.to(draft.device)])
+        hidden = draft.blocks(self._vocabulary.blocks(sequence, anchors), anchors, context)[:, 1:]
+        anchor_hidden = context.hidden[anchors.to(draft.device) - 1]
+        return Drafted(draft, hidden, anchor_hidden, self._vocabulary.logits(hidden[rows]))
 
     def _slots(self, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
         """Labels [B, S - 1], and which of them count, on the CPU."""
@@ -111,10 +114,22 @@ class Vocabulary:
         return tokens if self._rows is None else self._rows[tokens]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[.., V'] of hidden [.., H]."""
-        logits = F.linear(hidden, self._head, self._bias) * self._spec.output_multiplier
+        """[.., V'] of hidden [.., H], without multiplier and cap."""
+        return F.linear(hidden, self._head, self._bias)
+
+    def final_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` with the draft's multiplier and cap."""
+        logits = logits * self._spec.output_multiplier
         cap = self._spec.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def read_objective(draft: DraftCheckpoint, features: FeatureFile, device: str = "cpu") -> Objective:
+    """The loss of a draft on `features`, on the device that trains it."""
+    candidates = None
+    if draft.spec.lilicorr is not None:
+        candidates = CandidateLoss(draft, features.embed_tokens().to(device).float())
+    return Objective(Vocabulary(draft, features, device), draft.spec.block_size, candidates)
 
 
 def _head(draft: DraftCheckpoint, features: FeatureFile, device: str) -> tuple[torch.Tensor, torch.Tensor | None]:

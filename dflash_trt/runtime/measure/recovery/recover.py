@@ -17,7 +17,6 @@ from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files
 from dflash_trt.checkpoint.decoded_tensor import map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
@@ -31,9 +30,9 @@ from dflash_trt.quantize.packing import check_quantisable
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.runtime.measure.features import open_features
 from dflash_trt.runtime.measure.recovery.fake_quantization import recipe_numerics
-from dflash_trt.runtime.measure.recovery.objective import Objective, Vocabulary
+from dflash_trt.runtime.measure.recovery.objective import read_objective
 from dflash_trt.runtime.measure.recovery.settings import Settings
-from dflash_trt.runtime.measure.recovery.torch_draft import computed_tensors
+from dflash_trt.runtime.measure.recovery.torch_draft import computed_tensors, trained_shapes
 from dflash_trt.runtime.measure.recovery.training import Trainer
 from dflash_trt.runtime.measure.recovery.training_state import (
     STATE,
@@ -66,17 +65,17 @@ def recover_checkpoint(
 ) -> tuple[Summary, Progress]:
     """Writes the checkpoint that `recipe` makes of the draft after training, into the new directory `output`.
 
-    It learns from `features`, a file that `capture` wrote; only the linear layers' weights are trained, on `device`:
-    cpu, cuda or auto. The scales of activations come from `ranges`, or from the bounds of the given weights. `threads`
-    0 lets the draft's size decide for the training and takes all for packing. Goes on with a state that an interrupted
-    run left. Raises as `quantize_checkpoint` and `open_features` do, and CheckpointError for another kind than DFlash,
-    or a state of something else.
+    It learns from `features`, a file that `capture` wrote. The linear layers' weights are trained, and all tensors that
+    LiLiCorr adds, on `device`: cpu, cuda or auto. The scales of activations come from `ranges`, or from the bounds of
+    the given weights. `threads` 0 lets the draft's size decide for the training and takes all for packing. Goes on with
+    a state that an interrupted run left. Raises as `quantize_checkpoint` and `open_features` do, and CheckpointError
+    for another kind than DFlash and LiLiCorr, or a state of something else.
     """
     spec, device = draft.spec, choose_device(device)
-    if spec.kind != "DFlash":
+    if spec.kind not in ("DFlash", "LiLiCorr"):
         raise CheckpointError(
-            f"{draft.directory}: expected a DFlash draft, found {spec.kind}, which `recover` does not train: it has no"
-            " convolutions, no paths through candidates and no anchor-first blocks",
+            f"{draft.directory}: expected a DFlash or LiLiCorr draft, found {spec.kind}, which `recover` does not"
+            " train: it has no candidate selector, no Markov head and no anchor-first blocks",
             hint="quantise it without training: dflash-trt quantize",
         )
     algorithms = recipe.algorithms(draft.spec.linear_modules())
@@ -93,7 +92,7 @@ def recover_checkpoint(
                 recipe_numerics(draft.spec, recipe, ranges),
                 tensors,
                 file,
-                Objective(Vocabulary(draft, file, device), draft.spec.block_size),
+                read_objective(draft, file, device),
                 settings,
                 _identity(draft, recipe, features, settings, ranges, device),
             )
@@ -129,7 +128,7 @@ def _train(
     on_step: Callable[[Progress], None],
     draft: DraftCheckpoint,
 ) -> None:
-    if saved := load_state(state, trainer.progress.identity, linear_shapes(draft.spec)):
+    if saved := load_state(state, trainer.progress.identity, trained_shapes(draft.spec)):
         trainer.restore(*saved)
     check_replaceable(state, STATE, force=True)
     on_step(trainer.progress)

@@ -7,15 +7,16 @@ One sequence at a time: B is the number of its blocks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from dflash_trt.checkpoint.decoded_tensor import map_tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
-from dflash_trt.checkpoint.draft_tensors import tensor_shapes
+from dflash_trt.checkpoint.draft_spec import CONVOLVED, D2T, DraftSpec
+from dflash_trt.checkpoint.draft_tensors import Shapes, added_shapes, linear_shapes, tensor_shapes
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.runtime.measure.recovery.fake_quantization import Numerics, quantised_input, quantised_rows
 
@@ -26,9 +27,17 @@ TORCH_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float3
 class Context:
     """Injected rows of one sequence."""
 
+    hidden: torch.Tensor
+    """[T, H]: what K and V are projected from, and LiLiCorr's anchors."""
     k: list[torch.Tensor]
     """K by layer, [T, G, D], normed and rotated."""
     v: list[torch.Tensor]
+
+
+def trained_shapes(spec: DraftSpec) -> Shapes:
+    """Shapes of the tensors that are trained, by name without `.weight`: linear layers, and what LiLiCorr adds."""
+    added = {name.removesuffix(".weight"): shape for name, shape in added_shapes(spec).items()}
+    return linear_shapes(spec) | added
 
 
 def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
@@ -36,7 +45,8 @@ def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
     shapes = tensor_shapes(draft.spec)
     linear = [f"{module}.weight" for module in draft.spec.linear_modules()]
     vectors = [name for name, shape in shapes.items() if len(shape) == 1 and name != D2T]
-    return {name: _load(draft.weights[name]) for name in linear + vectors}
+    names = dict.fromkeys([*linear, *vectors, *added_shapes(draft.spec)])
+    return {name: _load(draft.weights[name]) for name in names}
 
 
 def _load(tensor: StoredTensor) -> torch.Tensor:
@@ -46,7 +56,7 @@ def _load(tensor: StoredTensor) -> torch.Tensor:
 
 
 class TorchDraft:
-    """A draft whose linear layers have these weights; biases and norms are the checkpoint's."""
+    """A draft whose trained tensors are these `weights`; other biases and norms are the checkpoint's."""
 
     def __init__(self, spec: DraftSpec, numerics: Numerics, tensors: Mapping[str, torch.Tensor]) -> None:
         """`tensors`: those of `computed_tensors`, on one device; what has one axis is kept, in FLOAT."""
@@ -55,7 +65,7 @@ class TorchDraft:
         self._vectors = {n: t.float() for n, t in tensors.items() if t.ndim == 1}
         self.device = next(iter(self._vectors.values())).device
         self.weights: dict[str, torch.Tensor] = {}
-        """[out, in] FLOAT by module, as they are multiplied: who calls sets them, packed and read back."""
+        """FLOAT by name, as in `trained_shapes`. Set by the caller: packed and read back."""
         # float64: positions reach 1e5
         self._frequencies = torch.from_numpy(spec.rope.inverse_frequencies(spec.head_dim)).to(self.device)
 
@@ -64,7 +74,7 @@ class TorchDraft:
         h = self._norm(self._linear(self._normed_taps(taps.to(self.device).float()), ["fc"])[0], "hidden_norm")
         projected = self._keys_values(h)
         rotary = self._rotary(torch.arange(len(taps), device=self.device))
-        context = Context([], [])
+        context = Context(h, [], [])
         for attention in self._spec.attention_modules():
             k = self._norm(self._heads(projected[f"{attention}.k_proj"]), f"{attention}.k_norm")
             v = self._heads(projected[f"{attention}.v_proj"]) * self._spec.value_scale
@@ -96,10 +106,31 @@ class TorchDraft:
         h = noise.to(self.device).float().flatten(0, 1) * spec.input_embedding_scale
         for i, attention in enumerate(spec.attention_modules()):
             visible = self._visible(i, anchors, positions, len(context.k[i]))
+            injected = context.k[i], context.v[i]
+            mixed = partial(self._attention, attention=attention, context=injected, rotary=rotary, visible=visible)
             normed = self._norm(h, f"layers.{i}.input_layernorm")
-            h = h + self._attention(normed, attention, (context.k[i], context.v[i]), rotary, visible)
-            h = h + self._mlp(self._norm(h, f"layers.{i}.post_attention_layernorm"), f"layers.{i}.mlp")
+            h = h + self._convolved(normed, f"layers.{i}.{CONVOLVED['self_attn']}", mixed)
+            normed = self._norm(h, f"layers.{i}.post_attention_layernorm")
+            mlp = partial(self._mlp, mlp=f"layers.{i}.mlp")
+            h = h + self._convolved(normed, f"layers.{i}.{CONVOLVED['mlp']}", mlp)
         return self._norm(h, "norm").view(noise.shape)
+
+    def _convolved(self, h: torch.Tensor, name: str, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """`sublayer` of h [B*S, H] between the two sides of DFlash2's convolution `name`, if there is one."""
+        if self._spec.block_conv is None:
+            return sublayer(h)
+        before, after = self._linear(h, [f"{name}.kernel_projection"])[0].chunk(2, dim=-1)
+        first, second = self.weights[f"{name}.base_kernel"]
+        return self._convolution(sublayer(self._convolution(h, before, first)), after, second)
+
+    def _convolution(self, x: torch.Tensor, change: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        """One side: x [B*S, H], change [B*S, taps*H/group], base [taps, H] -> [B*S, H]; blocks begin with zeros."""
+        assert self._spec.block_conv is not None
+        S, width = self._spec.block_size, self._spec.block_conv.group_size
+        rows = x.view(-1, S, x.shape[-1] // width, width)
+        taps = base.view(len(base), -1, width) + change.view(*rows.shape[:2], len(base), -1, 1)  # [B, S, taps, G, g]
+        terms = [taps[:, :, tap] * F.pad(rows[:, : S - tap], (0, 0, 0, 0, tap, 0)) for tap in range(min(len(base), S))]
+        return torch.stack(terms).sum(0).view_as(x)
 
     def _attention(
         self,

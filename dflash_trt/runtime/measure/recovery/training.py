@@ -16,7 +16,7 @@ from dflash_trt.runtime.measure.features import FeatureFile
 from dflash_trt.runtime.measure.recovery.fake_quantization import Numerics, quantised_weights
 from dflash_trt.runtime.measure.recovery.objective import Example, Objective
 from dflash_trt.runtime.measure.recovery.settings import Settings
-from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft
+from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft, trained_shapes
 from dflash_trt.runtime.measure.recovery.training_state import PARTS, Progress, Tensors
 
 WARMUP_SHARE = 0.05
@@ -42,14 +42,15 @@ class Trainer:
         """`tensors`: the dense draft's, by checkpoint name, in its dtypes, on the device that trains."""
         self._spec, self._numerics, self._features = spec, numerics, features
         self._objective, self._settings = objective, settings
-        self._dtypes = {module: tensors[f"{module}.weight"].dtype for module in spec.linear_modules()}
-        self._masters = {module: tensors[f"{module}.weight"].float().clone() for module in self._dtypes}
+        given = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items()}
+        self._dtypes = {name: given[name].dtype for name in trained_shapes(spec)}
+        self._masters = {name: given[name].float().clone() for name in self._dtypes}
         self._draft = TorchDraft(spec, numerics, tensors)
         self._optimizer = torch.optim.AdamW(self._masters.values(), lr=settings.learning_rate)
         self._training, self._held_out = _split(features)
         self.progress = Progress(identity=identity)
         self._dense = TorchDraft(spec, DENSE, tensors)
-        self._dense.weights = {module: tensors[f"{module}.weight"].float() for module in self._dtypes}  # the teacher
+        self._dense.weights = {name: given[name].float() for name in self._dtypes}  # the teacher
 
     def step(self) -> None:
         """One optimiser step; before the first, and now and then, the loss on the held-out sequences."""
@@ -97,7 +98,8 @@ class Trainer:
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
         for module, master in self._masters.items():
-            master.grad = self._draft.weights[module].grad
+            gradient = self._draft.weights[module].grad
+            master.grad = torch.zeros_like(master) if gradient is None else gradient  # a correlator without layers
         return loss
 
     def _examples(self, step: int) -> list[Example]:

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.measure.features import FeatureSequence, open_features
 from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_weights, recipe_numerics
 from dflash_trt.runtime.measure.recovery.objective import NOT_PROPOSED, Objective, Vocabulary, slot_weights
-from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft, computed_tensors
+from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft, computed_tensors, trained_shapes
 from tests.checkpoint.dialect_samples import WRITERS, write_mimo, write_speculators_vocabulary
 from tests.engine.graph.test_features import CASES as FEATURES
 from tests.engine.graph.test_features import Case
@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "float16": {"dialect": "qwen3", "dtype": torch.float16},
     "window": {"dialect": "qwen3", "layer_types": SLIDING, "sliding_window": 7, "is_causal": False},
     "causal": {"dialect": "qwen3", "layer_types": SLIDING, "sliding_window": 7, "is_causal": True},
+    "convolved": {"dialect": "qwen3", "lilicorr": "convolved"},
     "mixed": {"dialect": "gpt_oss", "layer_types": SLIDING, "sliding_window": 7},
 }
 
@@ -45,12 +46,17 @@ def torch_draft(checkpoint: Path, recipe: str = "bf16") -> TorchDraft:
     return torch_draft_of(read_draft(checkpoint), recipe)
 
 
+def ranges_of(draft: DraftCheckpoint) -> Ranges:
+    """Bounds from the weights; of a draft with convolutions, those of its sibling without."""
+    return ranges_from_weights(draft if draft.spec.block_conv is None else read_draft(FIXTURES / "tiny-qwen3-dflash"))
+
+
 def torch_draft_of(draft: DraftCheckpoint, recipe: str = "bf16") -> TorchDraft:
     chosen, tensors = load_recipe(recipe), computed_tensors(draft)
-    ranges = ranges_from_weights(draft) if chosen.needs_ranges else None
-    numerics = recipe_numerics(draft.spec, chosen, ranges)
+    numerics = recipe_numerics(draft.spec, chosen, ranges_of(draft) if chosen.needs_ranges else None)
     model = TorchDraft(draft.spec, numerics, tensors)
-    dense = {module: tensors[f"{module}.weight"] for module in draft.spec.linear_modules()}
+    given = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items()}
+    dense = {name: given[name] for name in trained_shapes(draft.spec)}
     model.weights = quantised_weights(draft.spec, numerics, dense)
     return model
 
@@ -89,17 +95,17 @@ def assert_equals_the_equations(draft: DraftCheckpoint, reference: ReferenceDraf
 
 @pytest.mark.parametrize(
     ("name", "recipe"),
-    [("tiny-gpt-oss", "nvfp4+fp8-kv"), ("tiny-qwen3", "fp8")],
+    [("tiny-gpt-oss-dflash", "nvfp4+fp8-kv"), ("tiny-qwen3-dflash", "fp8"), ("tiny-qwen3-lilicorr", "nvfp4")],
 )
 def test_quantised_equals_the_graphs_of_what_is_packed(
     name: str, recipe: str, tmp_path: Path, features: dict[str, Path]
 ) -> None:
-    source, anchors = FIXTURES / f"{name}-dflash", [8, 14, 20, 26, 31]
+    source, anchors = FIXTURES / name, [8, 14, 20, 26, 31]
     draft = read_draft(source)
-    quantize_checkpoint(draft, load_recipe(recipe), tmp_path / "q")
+    quantize_checkpoint(draft, load_recipe(recipe), tmp_path / "q", ranges=ranges_of(draft))
     build(tmp_path / "q", tmp_path / "engine")
     graphs, model = Graphs(tmp_path / "engine"), torch_draft(source, recipe)
-    with open_features(features[name], draft.spec) as file:
+    with open_features(features[name.removesuffix("-dflash")], draft.spec) as file:
         taps, mask = file.sequence(0).taps.float(), file.mask_embedding().float()
     noise = mask.repeat(len(anchors), draft.spec.block_size, 1)
     context = model.context(taps)
