@@ -55,7 +55,7 @@ MUTANTS = [
            "races with thread|while a copy"),
     Mutant("results taken too early", "attention.cuh", "syncthreads();\n    merge_and_write<", "merge_and_write<",
            "races with thread"),
-    Mutant("no wait for the attention grid", "combine.cuh", "griddepcontrol_wait();", ""),
+    Mutant("no wait for the attention grid", "combine.cuh", "griddepcontrol_wait();", "", "before the grid before"),
     Mutant("no wait for the kernel before", "attention.cuh", WAIT, "", "before the grid before"),
     Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {RUN}", f"{RUN}\n  {WAIT}", "before the grid before"),
     Mutant("rows beyond the segment", LOADER, "cp_async(at, k, left > 0);", "cp_async(at, k, true);",
