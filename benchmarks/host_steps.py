@@ -112,7 +112,13 @@ class StandIns:
         return list(slots)
 
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Any, rows: Any = None) -> None:
-        pass
+        """Selects the rows as a drafter does; at earlier commits the runner has selected them."""
+        if rows is not None:
+            import torch
+
+            with torch.inference_mode():
+                begin, end = rows[0], rows[-1] + 1
+                taps[begin:end] if end - begin == len(rows) else taps.index_select(0, torch.from_numpy(rows))
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         pass
