@@ -197,12 +197,18 @@ def test_first_come_first_served(workload: Workload) -> None:
     assert times == sorted(times)
 
 
-@pytest.mark.parametrize("when", ["waiting", "prefilling", "decoding"])
-def test_a_cancelled_request_leaves_the_others_as_they_are(workload: Workload, when: str) -> None:
-    decoder = workload.decoder(5, num_slots=4, prefill_chunk=7)
+@pytest.mark.parametrize(
+    ("when", "num_others", "prefill_chunk"),
+    [("waiting", 8, 7), ("prefilling", 8, 7), ("decoding", 8, 7), ("decoding", 2, 1000)],
+)
+def test_a_cancelled_request_leaves_the_others_as_they_are(
+    workload: Workload, when: str, num_others: int, prefill_chunk: int
+) -> None:
+    """Of the last, the batch would stay as it was: none is waiting, none reads its prompt."""
+    decoder = workload.decoder(5, num_slots=4, prefill_chunk=prefill_chunk)
     told: list[Request] = []
     victim = workload.session.request([1] * 20, greedy(30), told.append)
-    jobs = workload.jobs[12:20]
+    jobs = workload.jobs[12 : 12 + num_others]
     others = [workload.request(job) for job in jobs]
     order = [*others, victim] if when == "waiting" else [victim, *others]
     for request in order:
