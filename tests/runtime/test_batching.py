@@ -204,7 +204,7 @@ def test_first_come_first_served(workload: Workload) -> None:
 def test_a_cancelled_request_leaves_the_others_as_they_are(
     workload: Workload, when: str, num_others: int, prefill_chunk: int
 ) -> None:
-    """Of the last, the batch would stay as it was: none is waiting, none reads its prompt."""
+    """In the last case nothing else changes the batch: no request waits, and all prompts have been read."""
     decoder = workload.decoder(5, num_slots=4, prefill_chunk=prefill_chunk)
     told: list[Request] = []
     victim = workload.session.request([1] * 20, greedy(30), told.append)
