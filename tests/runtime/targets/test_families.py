@@ -164,7 +164,7 @@ def test_a_family(name: str, engine: Path, tmp_path: Path) -> None:
     oracle = write_family(tmp_path, name)
     session = open_without_tokenizer(engine, tmp_path, num_slots=NUM_SLOTS)
     assert isinstance(session.target, PackedTarget) is (name not in SEQUENTIAL)
-    check_history(session.target, oracle, tolerance=5e-4)  # six layers round more than four
+    check_history(session.target, oracle, tolerance=2e-4)  # six layers round more than four
     check_decoding(session, oracle)
 
 
