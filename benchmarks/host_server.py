@@ -13,6 +13,7 @@ import importlib
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,16 @@ def open_server() -> tuple[Any, Any, Steps]:
     return http_server.HttpServer(make_app(served, hosts=()), drain_seconds=1), sockets.bind("127.0.0.1", 0), steps
 
 
+def collections_of_serve() -> AbstractContextManager[None]:
+    """Does with the garbage collector what `dflash-trt serve` of this commit or an older one does."""
+    try:
+        return importlib.import_module("dflash_trt.runtime.server.garbage").rare_collections()
+    except ModuleNotFoundError:
+        gc.collect()
+        gc.freeze()
+        return nullcontext()
+
+
 def obey(steps: Steps) -> None:
     for line in sys.stdin:
         tokens, seconds = line.split()
@@ -176,11 +187,10 @@ def main() -> None:
     use_package_of(Path(sys.argv[1]).resolve())
     server, listening, steps = open_server()
     threading.Thread(target=partial(obey, steps), daemon=True).start()
-    gc.collect()
-    gc.freeze()  # `dflash-trt serve` does so, too
-    listening.listen(512)
-    print(listening.getsockname()[1], flush=True)
-    asyncio.run(server.serve([listening]))
+    with collections_of_serve():
+        listening.listen(512)
+        print(listening.getsockname()[1], flush=True)
+        asyncio.run(server.serve([listening]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import ipaddress
 import socket
 from contextlib import ExitStack, closing, suppress
@@ -111,10 +110,9 @@ def serve(
         _say(f"loading {target or engine}")
         from dflash_trt.runtime.load import open_engine  # imports torch and transformers for seconds
         from dflash_trt.runtime.server.endpoints import Endpoints
+        from dflash_trt.runtime.server.garbage import rare_collections
 
-        with closing(open_engine(engine, target, runtime, ranks)) as backend:
-            gc.collect()
-            gc.freeze()  # a full collection over the loaded model takes 0.2 s
+        with closing(open_engine(engine, target, runtime, ranks)) as backend, rare_collections():
             name = served_model_name or (engine.resolve().name if engine == given else checkpoint_label(str(target)))
             max_bytes = int(max_body_mib * 2**20)
             names = _names(engine, backend.session.manifest, target)
@@ -144,7 +142,6 @@ def serve(
                 connection_limit=connection_limit,
             )
             asyncio.run(_serve(server, listening, endpoints))
-            gc.unfreeze()  # nanobind reports uncollected objects as leaks on stderr
             if not server.should_exit:
                 raise EngineError(f"the decoder has failed: {backend.error}", hint="start the server again")
 
