@@ -200,6 +200,13 @@ class Answer:
     def token_ids(self, begin: int = 0) -> list[int]:
         """The tokens from number `begin` on."""
 
+    def table_of_counts(self, vocab: int, others: list[int]) -> NDArray[np.int64]:
+        """With a penalty: [2 T], T tokens of prompt, answer and `others`, each once, and how often the answer has each.
+
+        0: in the prompt only; -1: in `others` only. Ids beyond the vocabulary, as images have, are left out.
+        ValueError without a penalty.
+        """
+
     def passes(self, begin: int = 0) -> list[_Pass]:
         """Passes from number `begin` on; the first emitted the first token."""
 

@@ -25,7 +25,7 @@ using Choices = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device
 using AreFinite = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Candidates = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Probabilities = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutRows = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
+using OutIds = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
 
 // Token ids of a Python `Proposals`, and whether a grammar forced them.
 struct Drafts {
@@ -190,14 +190,14 @@ static std::tuple<Ids, Ids> draft_counts(const nb::list& proposals, const nb::li
   return counts;
 }
 
-static OutRows array(Ids rows) {
-  auto* owned = new Ids(std::move(rows));
+static OutIds array(Ids ids) {
+  auto* owned = new Ids(std::move(ids));
   const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<Ids*>(p); });
-  return OutRows(owned->data(), {owned->size()}, owner);
+  return OutIds(owned->data(), {owned->size()}, owner);
 }
 
 // Slots of a pass, how many rows each of them gets, and the places of these rows.
-using RowPass = std::tuple<Ids, Ids, OutRows>;
+using RowPass = std::tuple<Ids, Ids, OutIds>;
 
 static std::vector<RowPass> row_passes(const Ids& slots, const Ids& num_rows, const Ids& num_kept, int64_t max_rows) {
   expect(slots.size() == num_rows.size(), "a slot for each part", static_cast<int64_t>(slots.size()));
@@ -246,6 +246,9 @@ void bind_decoding(nb::module_& module) {
            nb::arg("max_tokens"), nb::arg("stop_ids"))
       .def("__len__", [](const Answer& answer) { return answer.tokens().size(); })
       .def("token_ids", &tokens_from, nb::arg("begin") = 0)
+      .def("table_of_counts", [](Answer& answer, int64_t vocab, const Ids& others) {
+            return array(answer.table_of_counts(vocab, others));
+          }, nb::arg("vocab"), nb::arg("others"))
       .def("passes", &passes_from, nb::arg("begin") = 0)
       .def("cut", &Answer::cut, nb::arg("num_tokens"));
   module.def("accept_rows", &accept_rows, nb::arg("logits").noconvert(), nb::arg("num_rows"), nb::arg("num_skipped"),

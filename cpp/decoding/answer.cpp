@@ -29,6 +29,12 @@ std::vector<int64_t> Answer::accept(const Logits& logits, std::span<const int64_
   return emitted;
 }
 
+std::vector<int64_t> Answer::table_of_counts(int64_t vocab, std::span<const int64_t> others) {
+  const TokenCounts* known = counts(vocab);
+  if (known == nullptr) throw std::invalid_argument("expected an answer with a penalty, found one without");
+  return known->table(others);
+}
+
 Ending Answer::append(double time, std::span<const int64_t> drafts, bool is_forced, std::span<const int64_t> tokens) {
   if (tokens.empty()) return Ending::kError;
   if (num_left() < 1) throw std::invalid_argument("expected an answer that goes on, found its last token");
@@ -55,6 +61,7 @@ void Answer::cut(int64_t num_tokens) {
   }
   if (num_tokens == std::ssize(tokens_)) return;
   tokens_.resize(static_cast<size_t>(num_tokens));
+  counts_.reset();
   passes_.back().num_accepted = static_cast<int32_t>(num_tokens) - passes_.back().first_token;
 }
 
@@ -66,11 +73,13 @@ std::span<const int64_t> Answer::part(size_t pass, std::span<const int64_t> all,
 
 TokenCounts* Answer::counts(int64_t vocab) {
   if (!params_.has_penalties()) return nullptr;
-  if (!counts_ || num_counted_ != tokens_.size() || vocab_ != vocab) {  // not all tokens of a pass need be appended
-    counts_.emplace(vocab, History{.prompt = prompt_, .output = tokens_});
-    num_counted_ = tokens_.size();
+  if (!counts_ || num_counted_ > tokens_.size() || vocab_ != vocab) {  // not all tokens of a pass need be appended
+    counts_.emplace(vocab, History{.prompt = prompt_, .output = {}});
+    num_counted_ = 0;
     vocab_ = vocab;
   }
+  check_ids("output_ids", tokens().subspan(num_counted_), vocab);
+  for (; num_counted_ < tokens_.size(); ++num_counted_) counts_->add_output(tokens_[num_counted_]);
   return &*counts_;
 }
 

@@ -37,6 +37,9 @@ class Answer {
   std::vector<int64_t> accept(const Logits& logits, std::span<const int64_t> proposals,
                               const ProposalDistributions& distributions);
 
+  // With a penalty: how often each token of the prompt, the answer so far and `others` is in them (TokenCounts::table).
+  std::vector<int64_t> table_of_counts(int64_t vocab, std::span<const int64_t> others);
+
   // Appends the tokens of a pass, up to one that ends the answer. Without a token, logits were not finite: an error.
   Ending append(double time, std::span<const int64_t> drafts, bool is_forced, std::span<const int64_t> tokens);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sampling/penalties.h"
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -35,6 +36,20 @@ void TokenCounts::add_to_history(int64_t token) {
 void TokenCounts::add_output(int64_t token) {
   add_to_history(token);
   ++in_output_[static_cast<size_t>(token)];
+}
+
+std::vector<int64_t> TokenCounts::table(std::span<const int64_t> others) const {
+  std::vector<int64_t> tokens = history_tokens_;
+  for (const int64_t token : others) {
+    const bool is_new = token >= 0 && token < std::ssize(in_output_) &&
+                        in_output_[static_cast<size_t>(token)] == kNotInHistory &&
+                        std::find(tokens.begin() + std::ssize(history_tokens_), tokens.end(), token) == tokens.end();
+    if (is_new) tokens.push_back(token);
+  }
+  const size_t size = tokens.size();
+  tokens.resize(2 * size);
+  for (size_t i = 0; i < size; ++i) tokens[size + i] = in_output_[static_cast<size_t>(tokens[i])];
+  return tokens;
 }
 
 void TokenCounts::penalise(std::span<float> row, const SamplerParams& params) const {

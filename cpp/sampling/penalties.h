@@ -27,6 +27,10 @@ class TokenCounts {
 
   void add_output(int64_t token);
 
+  // The tokens of the history and `others`, each once, and then how often each of them is in the output: 0, in the
+  // prompt only; -1, in `others` only. Leaves out others beyond the vocabulary.
+  std::vector<int64_t> table(std::span<const int64_t> others) const;
+
   // Applies the penalties to a row [V] of logits, in double, rounded once to float32.
   void penalise(std::span<float> row, const SamplerParams& params) const;
 

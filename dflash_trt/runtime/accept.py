@@ -95,8 +95,7 @@ def _draws_there(parts: Sequence[StepInput], logits: Tensor) -> list[RowDraw]:
         if request.processors or not rows:
             continue
         if request.params.penalizes:
-            proposals = part.drafted.token_ids
-            penalised.append(Penalised(rows, request.sampler, request.prompt_ids, request.token_ids, proposals))
+            penalised.append(Penalised(rows, request.sampler, request.answer, part.drafted.token_ids))
         if request.params.temperature > 0:
             draws += row_draws(request.sampler, len(request.answer), rows, part.drafted, logits.shape[-1])
     penalise(logits, penalised)

@@ -134,9 +134,20 @@ def accept_chosen(proposals: Any, **others: Any) -> None:
     _C.accept_chosen(proposals=[tuple(proposals.values())], **others)
 
 
-def append_all(own: Arguments, proposals: Any, accepted: Any, time: Any, begin: Any, cut: Any, lengths: Any) -> None:
+def append_all(
+    own: Arguments,
+    proposals: Any,
+    accepted: Any,
+    time: Any,
+    begin: Any,
+    cut: Any,
+    lengths: Any,
+    vocab: Any,
+    others: Any,
+) -> None:
     grown = answer(**own)
     _C.append_all([grown], [tuple(proposals.values())], accepted, time)
+    grown.table_of_counts(vocab, others)
     grown.token_ids(begin)
     grown.passes(begin)
     grown.cut(cut)
@@ -201,7 +212,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
         "accept_rows": (accept_rows, {"logits": logits, "own": own} | row_counts),
         "accept_chosen": (accept_chosen, {"choices": ids, "are_finite": ids > 1} | row_counts),
         "append_all": (append_all, {"own": own, "proposals": drafted, "accepted": [[1, 3, 5]], "time": 0.5, "begin": 1,
-                                    "cut": 2, "lengths": [4]}),
+                                    "cut": 2, "lengths": [4], "vocab": 48, "others": [3, 9]}),
         "draft_counts": (draft_counts, {"proposals": drafted, "accepted": [[1, 3, 5]]}),
         "row_passes": (_C.row_passes, {"slots": [4, 7], "num_rows": [3, 2], "num_kept": [1, 2], "max_rows": 2}),
         "token_logprobs": (_C.token_logprobs, {"logits": logits, "token_ids": [1, 2, 47]}),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -61,6 +62,35 @@ def test_answers_grow_as_those_of_the_reference(seed: int) -> None:
         assert _C.next_blocks([answers[place] for place in begun], lengths) == (anchors, limits)
         going = [place for place, reason in enumerate(endings) if reason is None]
         known, answers = [known[place] for place in going], [answers[place] for place in going]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counts_of_tokens_are_kept_as_an_answer_grows(seed: int) -> None:
+    """They are asked for now and then only, of vocabularies of two sizes."""
+    rng = random.Random(seed)
+    answer = new_answer(Params(presence_penalty=0.5))
+    for time in range(12):
+        _C.append_all([answer], [NO_PROPOSALS], [rng.choices(range(12), k=rng.randint(1, 3))], time)
+        if rng.random() < 0.5:
+            continue
+        vocab, others = rng.choice([12, 30]), rng.choices(range(30), k=rng.randint(0, 5))
+        tokens, counts = answer.table_of_counts(vocab, others).reshape(2, -1).tolist()
+        found = dict(zip(tokens, counts, strict=True))
+        assert len(found) == len(tokens)
+        known = dict.fromkeys(others, -1) | dict.fromkeys(PROMPT, 0) | Counter(answer.token_ids())
+        assert found == {token: count for token, count in known.items() if token < vocab}
+        if rng.random() < 0.5 and len(answer.passes(time)[0][1]) > 1:
+            answer.cut(len(answer) - 1)
+
+
+def test_counts_need_a_penalty_and_tokens_of_the_vocabulary() -> None:
+    with pytest.raises(ValueError, match="expected an answer with a penalty"):
+        new_answer().table_of_counts(12, [])
+    answer = new_answer(Params(presence_penalty=0.5))
+    _C.append_all([answer], [NO_PROPOSALS], [[5, 11]], 0.0)
+    with pytest.raises(ValueError, match=r"output_ids in \[0, 11\), found 11"):
+        answer.table_of_counts(11, [])
+    assert answer.table_of_counts(12, [11]).tolist() == [1, 2, 5, 11, 0, 0, 1, 1]
 
 
 def random_proposals(rng: random.Random) -> Proposals:

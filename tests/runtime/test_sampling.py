@@ -19,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._inductor import config
 
+from dflash_trt import _C
 from dflash_trt.device import fused
 from dflash_trt.device.fused import ROUNDS_EACH
+from dflash_trt.engine.proposals import Proposals
 from dflash_trt.runtime import sampling
 from dflash_trt.runtime.penalties import Penalised, penalise
 from tests.reference import sampling as reference
@@ -108,10 +110,14 @@ def test_penalties_are_those_of_the_reference() -> None:
     logits, expected, blocks = rng.normal(0, 3, (40, 12)).astype(np.float32), np.empty((40, 12), np.float32), []
     logits[rng.random(logits.shape) < 0.1] = -np.inf
     for begin in range(0, 40, 4):
-        repetition, presence, frequency = (float(rng.choice(given)) for given in ((1, 1.05, 0.8), (0, 0.7), (0, -0.3)))
+        repetition, presence, frequency = (
+            float(rng.choice(given)) for given in ((1.3, 1.05, 0.8), (0, 0.7), (0, -0.3))
+        )
         params = Params(repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency)
         prompt, output, proposals = (rng.integers(0, most, 3).tolist() for most in (14, 12, 12))
-        blocks.append(Penalised(range(begin, begin + 4), native(params), prompt, output, proposals))
+        answer = _C.Answer(native(params), prompt, 9, [])
+        _C.append_all([answer], [Proposals(output[:2])], [output], 0.0)
+        blocks.append(Penalised(range(begin, begin + 4), native(params), answer, proposals))
         for i in range(4):
             expected[begin + i] = reference.penalised(logits[begin + i], params, prompt, output + proposals[:i])
     found = torch.tensor(logits)
