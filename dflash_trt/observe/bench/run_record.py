@@ -181,5 +181,8 @@ def _gpus() -> tuple[str, ...]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+    finally:
+        pynvml.nvmlShutdown()

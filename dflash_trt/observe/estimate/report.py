@@ -110,7 +110,7 @@ def batch_limit(system: System, method: Method, tokens: int) -> BatchLimit:
     by_tokens = system.max_num_tokens * system.replicas
     batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
     if batch == by_tokens:
-        return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies 1")
+        return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies at least 1")
     if batch == MAX_BATCH:
         return BatchLimit(batch, "no bound found: the search ends here")
     what = "caches of requests" if batch else "weights alone"

@@ -337,5 +337,5 @@ def test_batch_limit_and_where_it_comes_from() -> None:
     assert batch_limit(system_of(DENSE), "none", 8192).batch > dense.batch
     assert batch_limit(system_of(DENSE, gpu_memory_bytes=10**9), "none", 8192).reason.startswith("memory: weights")
     by_tokens = batch_limit(system_of(MOE, max_num_tokens=100), "dflash", 100)
-    assert (by_tokens.batch, by_tokens.reason) == (100, "max_num_tokens 100: each request verifies 1")
+    assert (by_tokens.batch, by_tokens.reason) == (100, "max_num_tokens 100: each request verifies at least 1")
     assert batch_limit(system_of(ENGINE), "dflash", 32768).batch < batch_limit(system_of(MOE), "dflash", 32768).batch
