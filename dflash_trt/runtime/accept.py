@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash_trt import _C
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.engine.proposals import Proposals
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.logprobs import Rows, add_logprobs, add_prompt_logprobs
 from dflash_trt.runtime.penalties import Penalised, penalise
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import NAN_HINT, Request
 from dflash_trt.runtime.sampling import HEAVIEST, RowDraw, row_draws, sample
 from dflash_trt.runtime.step_input import StepInput
 
@@ -57,7 +58,11 @@ def _read_rows(part: StepInput, token_ids: list[int], rows: Rows) -> list[int]:
     """
     request, num_prompt = part.request, part.num_prompt_logits
     if num_prompt:
-        add_prompt_logprobs(request, rows[:num_prompt])
+        try:
+            add_prompt_logprobs(request, rows[:num_prompt])
+        except ValueError as error:  # a row that is not finite, or a token that has no logit
+            request.error = EngineError(f"log probabilities of the prompt: {error}", hint=NAN_HINT)
+            request.ending = FinishReason.ERROR
         rows = rows[num_prompt:]
     if request.processors:
         token_ids = _accept_processed(request, part.drafted, rows)

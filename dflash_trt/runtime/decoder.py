@@ -34,7 +34,7 @@ from dflash_trt.runtime.policy.client_queue import ClientQueue, split_room, to_p
 from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.policy.step_share import StepShare
-from dflash_trt.runtime.request import Request, append_all
+from dflash_trt.runtime.request import NAN_HINT, Request, append_all
 from dflash_trt.runtime.step_input import Batch, StepInput
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Decoder:
         if reason is FinishReason.ERROR:
             request.error = request.error or EngineError(
                 f"the target's logits of output token {len(request.answer) + 1} are NaN or infinite",
-                hint="look for NaN in the target's weights; download or copy them again",
+                hint=NAN_HINT,
             )
         self._totals.finished[request.finish(reason)] += 1
         if slot is not None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.text import TextStream
 
 
+NAN_HINT = "look for NaN in the target's weights; download or copy them again"
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """A request: prompt, settings, the answer so far, and times."""

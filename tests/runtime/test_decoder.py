@@ -87,6 +87,17 @@ def test_only_the_request_that_meets_nan_ends(session: Session, params: Sampling
             completion(request)
 
 
+def test_nan_in_the_log_probabilities_of_a_prompt_ends_that_request_only(session: Session) -> None:
+    """It is met in the first of three chunks."""
+    params = SamplingParams(max_tokens=12, prompt_logprobs=True)
+    (expected,) = step_to_the_end(session, [PROMPTS[1]], params)
+    bad, good = step_to_the_end(session, [[*range(20, 25), BAD, *range(30, 70)], PROMPTS[1]], params)
+    assert (good.token_ids, good.prompt_logprobs) == (expected.token_ids, expected.prompt_logprobs)
+    assert (bad.finished, bad.token_ids) == (FinishReason.ERROR, [])
+    with pytest.raises(EngineError, match=r"log probabilities of the prompt: .*found NaN"):
+        completion(bad)
+
+
 @pytest.mark.parametrize(
     ("params", "value"),
     list(zip(PARAMS, (float("nan"), float("inf"), float("-inf")), strict=True)),
