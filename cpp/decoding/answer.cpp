@@ -50,8 +50,9 @@ Ending Answer::append(double time, std::span<const int64_t> drafts, bool is_forc
                      .is_forced = is_forced});
   drafts_.insert(drafts_.end(), drafts.begin(), drafts.end());
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.begin() + taken);
-  if (stops) return Ending::kStop;
-  return num_left() == 0 ? Ending::kLength : Ending::kNone;
+  if (!stops && num_left() > 0) return Ending::kNone;
+  counts_.reset();
+  return stops ? Ending::kStop : Ending::kLength;
 }
 
 void Answer::cut(int64_t num_tokens) {

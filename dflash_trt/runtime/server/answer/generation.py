@@ -114,10 +114,11 @@ class Generation:
             raise self._explain(error) from None
 
     def cancel(self) -> None:
-        """Ends the sequences that are still running; nothing more is put."""
+        """Ends the sequences that are still running, and lets go of all, which refer to this; nothing more is put."""
         self._is_over = True
         for request in self._running:
             self._backend.cancel(request)
+        self._running.clear()
 
     def _receive(self, index: int, item: Chunk | Exception) -> None:
         if self._is_over:
