@@ -23,7 +23,7 @@ from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.processor import cpu_model
 
 RUNNING = ("generate", "chat", "serve", "verify", "capture", "dynamo")
-DYNAMO = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
+DYNAMO = "from a clone: make dynamo && . .venv-dynamo/bin/activate && python -m dflash_trt dynamo --help"
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.
 PACKAGES = {
     "onnxruntime": ((*RUNNING, "quantize --calibration"), "pip install 'dflash-trt[run]'"),
@@ -37,7 +37,7 @@ PACKAGES = {
     "httpx2": (("doctor URL", "bench run"), "pip install 'dflash-trt[observe]'"),
     "tritonclient": (("triton-repo",), "pip install 'dflash-trt[triton]'"),
     "mpi4py": (("doctor --ranks", "mpiexec instead of torchrun"), "pip install mpi4py mpich"),
-    "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own: {DYNAMO}"),
+    "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own, {DYNAMO}"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
     "tensorrt_rtx_cu13_bindings": (("build --gpu",), "pip install 'dflash-trt[rtx]'"),
     "tensorrt_llm": (

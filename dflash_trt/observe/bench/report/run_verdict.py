@@ -13,7 +13,7 @@ from dflash_trt.observe.bench.report.intervals import Speedup
 from dflash_trt.observe.bench.report.workloads import Workload, reference_title
 from dflash_trt.observe.plots.method_styles import title_of
 
-FASTER, SLOWER, UNDECIDED, IMPOSSIBLE = "faster", "slower", "not decided", "the machine was too busy to tell"
+FASTER, SLOWER, UNDECIDED, IMPOSSIBLE = "faster", "slower", "undecided", "the machine was too busy to tell"
 
 
 def verdict(report: BenchReport) -> tuple[str, ...]:

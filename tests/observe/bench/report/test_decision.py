@@ -27,7 +27,7 @@ def test_the_verdict_is_the_interval_s(tmp_path: Path) -> None:
     points += [samples.point("dflash", c, 100, rate) for c, rate in ((1, 150), (2, 300), (4, 200), (16, 80))]
     points += [samples.point("dflash", 8, 100, 120, rows=kinds)]
     assert verdict(report(load_runs([samples.run_of(tmp_path, *points)]), seed=7)) == (
-        "DFlash against plain decoding, ours: faster at concurrency 1 to 4 (1.50x to 3.00x); not decided at"
+        "DFlash against plain decoding, ours: faster at concurrency 1 to 4 (1.50x to 3.00x); undecided at"
         " concurrency 8 (1.20x); slower at concurrency 16 (0.80x)",
     )
     assert verdict(report(load_runs([samples.run_of(tmp_path / "2", *points[:2], *points[5:7])]), seed=7)) == (
