@@ -49,7 +49,12 @@ def point(
     model: StepModel, method: Method, acceptance: AcceptanceProfile | None, traffic: Traffic, batch: int,
     num_draft_tokens: int,
 ) -> OperatingPoint:  # fmt: skip
-    """One way to run: B requests that are replaced as they end, their prompts processed during the others' steps."""
+    """One way to run: B requests that are replaced as they end, their prompts processed during the others' steps.
+
+    The prefill gives an answer's first token and each step one besides its drafts: with n tokens, no step accepts more
+    than n - 2 drafts, so none has more.
+    """
+    num_draft_tokens = min(num_draft_tokens, max(0, traffic.output_tokens - 2))
     tau = 1.0 if acceptance is None or not num_draft_tokens else acceptance.tau(num_draft_tokens)
     load = StepLoad(batch=batch, num_draft_tokens=num_draft_tokens, context=traffic.mean_context)
     seconds = model.price(method, load).seconds

@@ -176,6 +176,16 @@ def test_from_tau_gives_that_tau(k: int, share: float) -> None:
     assert from_tau(tau, k).tau(k) == pytest.approx(tau)
 
 
+@pytest.mark.parametrize(("output_tokens", "drafts"), [(1, 0), (2, 0), (3, 1), (5, 3), (11, 9), (1024, 9)])
+def test_no_step_drafts_more_than_its_answer_takes(output_tokens: int, drafts: int) -> None:
+    traffic, model = Traffic(output_tokens=output_tokens), model_of(MOE)
+    found = point(model, "dflash", from_tau(4.7, 9), traffic, 1, 9)
+    assert found.num_draft_tokens == drafts
+    assert found.tau <= max(1, output_tokens - 1)
+    if not drafts:
+        assert found.user_rate == point(model, "none", None, traffic, 1, 0).user_rate
+
+
 def test_taus_and_bands() -> None:
     """GSM8K 5.3 at 9 drafts: the card's own 3.3 at 3 and 4.3 at 5 follow within 0.2."""
     acceptance = from_tau(5.3, 9)
