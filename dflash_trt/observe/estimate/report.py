@@ -89,8 +89,8 @@ def _chain_items(system: System, method: Method) -> list[MemoryItem]:
     return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
 
 
-def batch_limit(system: System, method: Method, tokens: int) -> BatchLimit:
-    """The largest batch whose requests hold `tokens` tokens each; 0 if not even one fits.
+def batch_limit(system: System, method: Method, tokens: int, most: int = MAX_BATCH) -> BatchLimit:
+    """The largest batch up to `most` whose requests hold `tokens` tokens each; 0 if not even one fits.
 
     As in TensorRT-LLM, a cache pool takes `pool_fraction` of the remaining memory, or less if later allocations need
     more.
@@ -108,10 +108,10 @@ def batch_limit(system: System, method: Method, tokens: int) -> BatchLimit:
         )
 
     by_tokens = system.max_num_tokens * system.replicas
-    batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
+    batch = bisect_left(range(1, min(most, by_tokens) + 1), True, key=lambda batch: not fits(batch))
     if batch == by_tokens:
         return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies at least 1")
-    if batch == MAX_BATCH:
+    if batch == most:
         return BatchLimit(batch, "no bound found: the search ends here")
     what = "caches of requests" if batch else "weights alone"
     return BatchLimit(batch, f"memory: {what} of {tokens} tokens fill {system.gpu.name}")
@@ -196,7 +196,7 @@ def estimate(
     influences: list[Influence] = []
     for method in system.methods:
         acceptance = acceptances.get(method)
-        limit = batch_limit(system, method, traffic.max_tokens)
+        limit = batch_limit(system, method, traffic.max_tokens, max(MAX_BATCH, batch))
         candidates = points(model, method, acceptance, traffic, max(limit.batch, batch))
         fronts[method] = frontier(p for p in candidates if p.batch <= limit.batch)
         bands, by_constant = _bands(system, method, acceptance, traffic, fronts[method], routing)

@@ -11,7 +11,7 @@ from dflash_trt.files.write import new_file
 from dflash_trt.observe.estimate.constants import Band
 from dflash_trt.observe.estimate.estimate_text import caution, lead, title, verdict
 from dflash_trt.observe.estimate.published_beside import published_lines
-from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
+from dflash_trt.observe.estimate.report import Account, BatchLimit, Estimate, MethodCurve
 from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.validation import NOT_VALIDATED, is_validated, mark
 from dflash_trt.observe.pages.page_templates import PAGE, Table, render
@@ -45,7 +45,8 @@ def short_tables(result: Estimate) -> Iterator[Table]:
 def tables(result: Estimate) -> Iterator[Table]:
     """All tables, in reading order."""
     yield from short_tables(result)
-    yield from (step_table(account, result.system) for account in result.accounts)
+    for account, curve in zip(result.accounts, result.curves, strict=True):
+        yield step_table(account, curve.limit, result.system)
     yield from (curve_table(curve, result.system) for curve in result.curves)
     yield memory_table(result)
     if result.drafters:
@@ -94,9 +95,10 @@ def batch_table(result: Estimate) -> Table:
     return Table(title="at equal batch", columns=columns, rows=tuple(rows), num_text_columns=0)
 
 
-def step_table(account: Account, system: System) -> Table:
+def step_table(account: Account, limit: BatchLimit, system: System) -> Table:
     at, total = account.point, sum(term.seconds for term in account.terms)
     experts = f", {account.experts_touched:.0f} experts a layer" if account.experts_touched else ""
+    excess = "" if at.batch <= limit.batch else f"; too large, {_allowed(limit)}"
     sums = ("all", "", total, sum(term.bytes for term in account.terms))
     rows = tuple(
         (part, name + mark(system, part, name), f"{seconds * 1e6:,.0f}", f"{seconds / total:.0%}",
@@ -105,7 +107,7 @@ def step_table(account: Account, system: System) -> Table:
     )  # fmt: skip
     return Table(
         title=f"one step, {TITLES[at.method]}: batch {at.batch}, {at.num_draft_tokens} drafts, tau {at.tau:.2f}"
-        f"{experts}",
+        f"{experts}{excess}",
         columns=("part", "term", "us", "share", "read"), rows=rows, num_text_columns=2,
     )  # fmt: skip
 
@@ -117,9 +119,8 @@ def curve_table(curve: MethodCurve, system: System) -> Table:
          _band(banded.user_rate), _band(banded.gpu_rate))
         for banded in curve.points if (p := banded.point).batch & (p.batch - 1) == 0
     )  # fmt: skip
-    limit = f"batch {curve.limit.batch:,} ({curve.limit.reason})"
     return Table(
-        title=f"{_title(curve.method, system)}: memory allows {limit}, the deployment sets {system.max_batch_size}",
+        title=f"{_title(curve.method, system)}: {_allowed(curve.limit)}, the deployment sets {system.max_batch_size}",
         rows=rows,
         columns=("batch", "drafts", "tau", "step, ms", "tokens/s/user", "tokens/s/GPU"), num_text_columns=0,
     )  # fmt: skip
@@ -159,6 +160,10 @@ def influence_table(result: Estimate) -> Table:
 
 def _title(method: Method, system: System) -> str:
     return TITLES[method] + ("" if is_validated(system, method) else NOT_VALIDATED)
+
+
+def _allowed(limit: BatchLimit) -> str:
+    return f"memory allows batch {limit.batch:,} ({limit.reason})"
 
 
 def _band(band: Band) -> str:

@@ -85,6 +85,12 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert "plain: 444.6 and 55.6 at 1" in text, "the picture in words"
 
 
+def test_a_step_that_does_not_fit_says_so() -> None:
+    lines = run("estimate", CONFIG, "--tau", "4.7", "--all", "--batch", 1000000).stdout
+    (said,) = re.findall(r"one step, DFlash: [^┏]*", lines)
+    assert "experts a layer; too large, memory allows batch 16,384 (max_num_tokens 16384" in " ".join(said.split())
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
