@@ -38,7 +38,7 @@ class FormatType(click.Choice[str]):
     click.option("--max-bytes", metavar="BYTES", callback=parsed(num_bytes),
                  help="Fail if no recipe found is this small."),
     click.option("--held-out", metavar="FILE", type=PATH,
-                 help="Captured answers to hold out from the search; by default half of --features."),
+                 help="Captured answers to other prompts, to hold out; by default half of --features."),
     click.option("--loadable-by", type=click.Choice(list(LOADABLE)), default="engine", show_default=True,
                  help="Search among recipes that this runtime loads."),
     click.option("--format", "formats", type=FormatType(RECIPES.values()), multiple=True,

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt search` on a trained pair: a recipe that loads, the same bytes again, on after a kill."""
 
+import shutil
 from pathlib import Path
 
 import click
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import BuildError, ConfigError, VerificationError
+from dflash_trt.errors import BuildError, CheckpointError, ConfigError, VerificationError
+from dflash_trt.runtime.measure.features import open_features
 from dflash_trt.runtime.measure.journal import Journal
-from dflash_trt.runtime.measure.search.recipe_judge import Measurement, RecipeJudge
+from dflash_trt.runtime.measure.search.recipe_judge import Measurement, RecipeJudge, split
 from dflash_trt.runtime.measure.search.search import RecipeChoice
 from dflash_trt.runtime.measure.statistics import TauLoss
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
+from tests.runtime.measure.feature_samples import Facts, Tensors, edit
 
 NAME = "tiny-gpt-oss"
 DRAFT = FIXTURES / f"{NAME}-dflash"
+KINDS = ("tokens", "prompt_length", "taps", "embeddings")
 
 
 def search(features: Path, output: Path, *options: object) -> None:
@@ -92,6 +96,24 @@ def test_bytes_that_cannot_be_met(features: dict[str, Path], tmp_path: Path, mon
         search(features[NAME], tmp_path / "own.yaml", "--max-bytes", "0.6MB")
     assert error.value.hint is not None
     assert not (tmp_path / "own.yaml").exists()
+
+
+def test_prompts_that_were_searched_on_are_not_held_out(features: dict[str, Path], tmp_path: Path) -> None:
+    copy = shutil.copy(features[NAME], tmp_path / "copy.safetensors")
+    words = "copy.safetensors: expected prompts that are not in --features, found 3 of 3 there"
+    with pytest.raises(CheckpointError, match=words) as error:
+        search(features[NAME], tmp_path / "own.yaml", "--held-out", copy)
+    assert "dflash-trt capture" in str(error.value.hint)
+    assert [*tmp_path.iterdir()] == [copy]
+
+
+def test_answers_to_one_prompt_are_not_split(features: dict[str, Path], tmp_path: Path) -> None:
+    def repeat(tensors: Tensors, _: Facts) -> None:
+        tensors |= {f"{kind}.2": tensors[f"{kind}.0"].clone() for kind in KINDS}
+
+    with open_features(edit(features[NAME], tmp_path / "twice", repeat), read_draft(DRAFT).spec) as file:
+        for seed in range(8):
+            assert {part.numbers for part in split(file, None, seed)} == {(0, 2), (1,)}
 
 
 def test_another_file_is_kept(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from itertools import chain
 
 import msgspec
 import numpy as np
 import torch
 
 from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.bounds import CAPTURE
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.measure.calibrate import choose_anchors
 from dflash_trt.runtime.measure.features import FeatureFile
@@ -29,12 +32,37 @@ class SearchSplit(msgspec.Struct, frozen=True, kw_only=True):
     numbers: tuple[int, ...]
 
 
-def halves(features: FeatureFile, seed: int) -> tuple[SearchSplit, SearchSplit]:
-    """The file's sequences in two halves, drawn with `seed`: to search on, and to hold out."""
-    order = np.random.default_rng(seed).permutation(features.facts.num_sequences).tolist()
-    middle = (len(order) + 1) // 2
-    first, second = (tuple(sorted(part)) for part in (order[:middle], order[middle:]))
-    return SearchSplit(features=features, numbers=first), SearchSplit(features=features, numbers=second)
+def split(features: FeatureFile, held_out: FeatureFile | None, seed: int) -> tuple[SearchSplit, SearchSplit]:
+    """To search on, and to hold out: both files, or two halves of the first one's prompts, drawn with `seed`.
+
+    Raises CheckpointError where a prompt would be in both.
+    """
+    answers = _answers(features)
+    if held_out is None:
+        prompts = np.random.default_rng(seed).permutation(len(answers)).tolist()
+        numbers, middle = list(answers.values()), (len(prompts) + 1) // 2
+        first, second = ([numbers[i] for i in part] for part in (prompts[:middle], prompts[middle:]))
+        return _split(features, first), _split(features, second)
+    others = _answers(held_out)
+    if shared := answers.keys() & others.keys():
+        raise CheckpointError(
+            f"--held-out {held_out.file}: expected prompts that are not in --features, found {len(shared)} of"
+            f" {len(others)} there",
+            hint=f"leave --held-out out to hold half of --features out, or capture other prompts: {CAPTURE}",
+        )
+    return _split(features, answers.values()), _split(held_out, others.values())
+
+
+def _answers(features: FeatureFile) -> dict[tuple[int, ...], list[int]]:
+    """Numbers of the sequences by prompt, which may have several answers."""
+    answers: dict[tuple[int, ...], list[int]] = {}
+    for number in range(features.facts.num_sequences):
+        answers.setdefault(tuple(features.prompt(number).tolist()), []).append(number)
+    return answers
+
+
+def _split(features: FeatureFile, numbers: Iterable[list[int]]) -> SearchSplit:
+    return SearchSplit(features=features, numbers=tuple(sorted(chain.from_iterable(numbers))))
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,10 +26,10 @@ from dflash_trt.quantize.recipe import LAYER, load_recipe, recipe_text
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges
-from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
+from dflash_trt.runtime.measure.features import FeatureFacts, open_features
 from dflash_trt.runtime.measure.journal import Journal, journal_file
 from dflash_trt.runtime.measure.replay import BATCH_SIZE, Progress
-from dflash_trt.runtime.measure.search.recipe_judge import Measurement, OpenChoice, RecipeJudge, SearchSplit, halves
+from dflash_trt.runtime.measure.search.recipe_judge import Measurement, OpenChoice, RecipeJudge, split
 from dflash_trt.runtime.measure.search.search import (
     DENSE,
     Price,
@@ -89,6 +89,10 @@ def search_recipe(
     options = msgspec.structs.replace(options, device=choose_device(options.device))
     with ExitStack() as stack:
         stack.enter_context(sole_writer(output, RECIPE, force=force))
+        file, held_out = stack.enter_context(open_features(options.features, draft.spec)), None
+        if options.held_out is not None:
+            held_out = stack.enter_context(open_features(options.held_out, draft.spec))
+        splits = split(file, held_out, options.seed)
         ranges = _ranges(draft, options)
         space = make_space(
             draft,
@@ -99,11 +103,6 @@ def search_recipe(
             price=price,
         )
         _check_max_bytes(min(map(space.checkpoint_bytes, _smallest(space))), options)
-        file = stack.enter_context(open_features(options.features, draft.spec))
-        splits = halves(file, options.seed)
-        if options.held_out is not None:
-            held_out = stack.enter_context(open_features(options.held_out, draft.spec))
-            splits = _whole(file), _whole(held_out)
         advance = stack.enter_context(progress(num_measurements(space), "measuring recipes"))
         journal = Journal(
             journal_file(output), _fingerprint(draft, options), Measurement,
@@ -134,10 +133,6 @@ def _settings(name: str, options: SearchOptions) -> list[str]:
     }
     lines = [f"{fact}: {value}" for fact, value in facts.items() if value is not None]
     return [f"{MARK[2:]} of {printable(checkpoint_label(name))}", *map(printable, lines)]
-
-
-def _whole(file: FeatureFile) -> SearchSplit:
-    return SearchSplit(features=file, numbers=tuple(range(file.facts.num_sequences)))
 
 
 def _ranges(draft: DraftCheckpoint, options: SearchOptions) -> Ranges:
