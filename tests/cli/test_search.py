@@ -116,6 +116,24 @@ def test_answers_to_one_prompt_are_not_split(features: dict[str, Path], tmp_path
             assert {part.numbers for part in split(file, None, seed)} == {(0, 2), (1,)}
 
 
+def test_too_few_answers_to_hold_any_out(features: dict[str, Path], tmp_path: Path) -> None:
+    """One, and one of a single token, which no verify pass emits."""
+
+    def cut(tensors: Tensors, facts: Facts) -> None:
+        facts["prompts"] = [{"name": "long"}, {"name": "short"}]
+        length = int(tensors["prompt_length.1"])
+        for kind, rows in zip(KINDS, (length + 1, None, length, 1), strict=True):
+            del tensors[f"{kind}.2"]
+            if rows is not None:
+                tensors[f"{kind}.1"] = tensors[f"{kind}.1"][:rows].clone()
+
+    few = edit(features[NAME], tmp_path / "few", cut)
+    with pytest.raises(CheckpointError, match=r"few: expected 2 or more prompts .* 2 tokens, found 1") as error:
+        search(few, tmp_path / "own.yaml")
+    assert "give others as --held-out FILE, or capture more: dflash-trt capture" in str(error.value.hint)
+    assert [*tmp_path.iterdir()] == [few]
+
+
 def test_another_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("description: by hand")
     with pytest.raises(BuildError, match="already exists and is not a recipe that this command searched"):

@@ -35,15 +35,15 @@ class SearchSplit(msgspec.Struct, frozen=True, kw_only=True):
 def split(features: FeatureFile, held_out: FeatureFile | None, seed: int) -> tuple[SearchSplit, SearchSplit]:
     """To search on, and to hold out: both files, or two halves of the first one's prompts, drawn with `seed`.
 
-    Raises CheckpointError where a prompt would be in both.
+    Raises CheckpointError where a prompt would be in both, or none in one of them.
     """
-    answers = _answers(features)
+    answers = _answers(features, 2 if held_out is None else 1)
     if held_out is None:
         prompts = np.random.default_rng(seed).permutation(len(answers)).tolist()
         numbers, middle = list(answers.values()), (len(prompts) + 1) // 2
         first, second = ([numbers[i] for i in part] for part in (prompts[:middle], prompts[middle:]))
         return _split(features, first), _split(features, second)
-    others = _answers(held_out)
+    others = _answers(held_out, 1)
     if shared := answers.keys() & others.keys():
         raise CheckpointError(
             f"--held-out {held_out.file}: expected prompts that are not in --features, found {len(shared)} of"
@@ -53,11 +53,19 @@ def split(features: FeatureFile, held_out: FeatureFile | None, seed: int) -> tup
     return _split(features, answers.values()), _split(held_out, others.values())
 
 
-def _answers(features: FeatureFile) -> dict[tuple[int, ...], list[int]]:
-    """Numbers of the sequences by prompt, which may have several answers."""
+def _answers(features: FeatureFile, needed: int) -> dict[tuple[int, ...], list[int]]:
+    """Numbers of the sequences with a verify pass by prompt, which may have several; CheckpointError below `needed`."""
     answers: dict[tuple[int, ...], list[int]] = {}
     for number in range(features.facts.num_sequences):
-        answers.setdefault(tuple(features.prompt(number).tolist()), []).append(number)
+        if features.answer_length(number) > 1:
+            answers.setdefault(tuple(features.prompt(number).tolist()), []).append(number)
+    if len(answers) < needed:
+        other = "give others as --held-out FILE, or " if needed > 1 else ""
+        raise CheckpointError(
+            f"{features.file}: expected {needed} or more prompts with answers of at least 2 tokens, found"
+            f" {len(answers)}",
+            hint=f"{other}capture more: {CAPTURE}",
+        )
     return answers
 
 
