@@ -14,7 +14,7 @@ import click
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.cli.completion import TARGET
 from dflash_trt.cli.config_file import config_option
-from dflash_trt.cli.options import PATH, json_option, options, refuse_given
+from dflash_trt.cli.options import MAX_SECONDS, PATH, FiniteRange, json_option, options, refuse_given
 from dflash_trt.cli.output import print_json, print_tables, resumable
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
@@ -102,7 +102,7 @@ def bench() -> None:
     click.option("--num-prompts", type=click.IntRange(min=1),
                  help="Prompts of each category; they repeat if there are fewer."),
     click.option("--concurrency", type=Concurrencies(), default="1", show_default=True, help="Requests at once."),
-    click.option("--request-rate", type=click.FloatRange(0, 1e6, min_open=True),
+    click.option("--request-rate", type=FiniteRange(0, 1e6, min_open=True),
                  help="Open loop: start this many requests per second; --concurrency caps how many run at once."),
     click.option("--arrival-pattern", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True,
                  help="Gaps between requests of --request-rate."),
@@ -113,9 +113,9 @@ def bench() -> None:
     click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True,
                  help="The API that is asked: with the target's chat template, or with plain text."),
     click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    click.option("--temperature", type=FiniteRange(0, 1e6), default=0.0, show_default=True,
                  help="0 is greedy decoding."),
-    click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True,
+    click.option("--max-tokens", type=click.IntRange(1, 2**31 - 1), default=4096, show_default=True,
                  help="Longest answer, in tokens."),
     click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
     click.option("--extra", multiple=True, type=KeyValue("FIELD=VALUE"),
@@ -124,7 +124,7 @@ def bench() -> None:
                  help="Override a setting for one method."),
     click.option("--model", metavar="NAME", help="Model to ask for, if a server has several."),
     click.option("--api-key-file", type=PATH, help="File with the servers' key on its first line."),
-    click.option("--request-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+    click.option("--request-timeout", type=FiniteRange(0, MAX_SECONDS, min_open=True), default=600.0, show_default=True,
                  help="Seconds until a request has failed."),
     click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True,
                  help="Fixes the arrivals and the order of prompts."),
@@ -193,7 +193,7 @@ def _command() -> tuple[str, ...]:
 @click.option("-o", "--output", type=PATH, required=True, help="Directory of the report.")
 @click.option("--force", is_flag=True, help="Replace an older report there.")
 @click.option(
-    "--at", "user_rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
+    "--at", "user_rates", type=FiniteRange(min=0, min_open=True), multiple=True,
     help="Tokens/s per user at which throughput is compared; may be repeated. Default: round speeds.",
 )  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(1),

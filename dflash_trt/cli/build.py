@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from dflash_trt.cli.build_dry_run import print_deployment_dry_run, print_plan_dr
 from dflash_trt.cli.build_engine import build_checkpoint, build_deployment
 from dflash_trt.cli.build_request import BACKENDS, BuildRequest, asked_plans, check_usage
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
-from dflash_trt.cli.options import PATH, options, parsed
+from dflash_trt.cli.options import PATH, FiniteRange, options, parsed
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.machine import parse_gpus
@@ -39,8 +38,6 @@ def _head(text: str) -> HeadChoice | None:
 
 def _workspace(context: click.Context, parameter: click.Parameter, gib: float | None) -> int | None:
     """--workspace-gib in bytes."""
-    if gib is not None and not math.isfinite(gib):
-        raise click.UsageError(f"--workspace-gib: expected a finite number, found {gib}")
     return None if gib is None else int(gib * 2**30)
 
 
@@ -79,7 +76,7 @@ def _workspace(context: click.Context, parameter: click.Parameter, gib: float | 
                  help=f"Context rows per slot; {DEFAULTS.max_seq_len} unless CONFIG.yaml says otherwise."),
     click.option("--max-num-tokens", type=SIZE,
                  help=f"Context rows per injection; {DEFAULTS.max_num_tokens} unless CONFIG.yaml says otherwise."),
-    click.option("--workspace-gib", "workspace_bytes", type=click.FloatRange(min=0, min_open=True), callback=_workspace,
+    click.option("--workspace-gib", "workspace_bytes", type=FiniteRange(0, 2**20, min_open=True), callback=_workspace,
                  help=f"Scratch memory of TensorRT's builder; {DEFAULTS.workspace_bytes / 2**30:g} unless given."),
     click.option("--hardware-compatibility", type=click.Choice(["none", "same_compute_capability", "ampere_plus"]),
                  help="none: plans for this GPU model alone, the fastest."),

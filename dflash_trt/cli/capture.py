@@ -14,6 +14,7 @@ from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import (
     PATH,
+    FiniteRange,
     chat_options,
     json_option,
     options,
@@ -46,7 +47,7 @@ from dflash_trt.runtime.progress_display import progress_bar
     click.option("--taps-dtype", type=click.Choice(["float32", "bfloat16"]), show_default="the target's",
                  help="Type of the recorded taps; bfloat16 halves the file: enough for --calibration, approximate for"
                  " a replay."),
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    click.option("--temperature", type=FiniteRange(min=0), default=0.0, show_default=True,
                  help="Sample the answers at this temperature; 0 is greedy."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
                  help="For --temperature: prompt i (from 0) is sampled with seed + i."),

@@ -12,7 +12,7 @@ import msgspec
 
 from dflash_trt.cli.completion import ENGINE_OR_URL
 from dflash_trt.cli.config_file import config_option
-from dflash_trt.cli.options import PATH, json_option, refuse_given
+from dflash_trt.cli.options import MAX_SECONDS, PATH, FiniteRange, json_option, refuse_given
 from dflash_trt.cli.output import print_json, print_table, print_tables
 from dflash_trt.errors import EndpointError, printable
 from dflash_trt.runtime.progress_display import progress_line
@@ -90,13 +90,13 @@ PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 @click.option("--model", metavar="NAME", help="With URL: the model to ask, where it serves several.")
 @click.option("--api-key-file", type=PATH, help="With URL: a file with the server's API key.")
 @click.option("--baseline", type=PATH, help="With URL: the --json of a healthy server.")
-@click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: expected acceptance length (tau).")
+@click.option("--expect-tau", type=FiniteRange(min=1), help="With URL: expected acceptance length (tau).")
 @click.option(
     "--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: at most 6000]"
 )
 @click.option("--no-load", is_flag=True, help="With URL: never ask more than one request at a time.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=1), help="With URL: stop after this long.  [default: 110; --passive: 60]"
+    "--seconds", type=FiniteRange(1, MAX_SECONDS), help="With URL: stop after this long.  [default: 110; --passive: 60]"
 )
 @click.option("--passive", is_flag=True, help="With URL: send no prompts; read its counters twice.")
 @click.option("--prometheus", metavar="URL", help="Judge what this Prometheus has of a server, without prompts.")

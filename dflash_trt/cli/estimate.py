@@ -9,7 +9,15 @@ import click
 import msgspec
 
 from dflash_trt.cli.completion import DEPLOYMENT
-from dflash_trt.cli.options import FILE, check_output_file, check_picture, deployment_options, json_option, options
+from dflash_trt.cli.options import (
+    FILE,
+    FINITE,
+    check_output_file,
+    check_picture,
+    deployment_options,
+    json_option,
+    options,
+)
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.files.command import quoted
@@ -20,11 +28,11 @@ from dflash_trt.observe.plots.picture import save_picture
 @click.argument("config", type=DEPLOYMENT)
 @options(
     deployment_options,
-    click.option("--eagle3-tau", type=float, help="Tokens per pass of EAGLE-3 with 3 drafts; assumed unless given."),
+    click.option("--eagle3-tau", type=FINITE, help="Tokens per pass of EAGLE-3 with 3 drafts; assumed unless given."),
     click.option("--method", "methods", type=click.Choice(["mtp", "ngram"]), multiple=True,
                  help="Compare with this, too; refused where its acceptance is unknown."),
-    click.option("--mtp-tau", type=float, help="Tokens per pass of the target's MTP layers; published unless given."),
-    click.option("--ngram-tau", type=float, help="Tokens per pass of n-gram drafts."),
+    click.option("--mtp-tau", type=FINITE, help="Tokens per pass of the target's MTP layers; published unless given."),
+    click.option("--ngram-tau", type=FINITE, help="Tokens per pass of n-gram drafts."),
     click.option("--routing", metavar="NAME|JSON", default="power-law", show_default=True,
                  help="Popularity of experts: power-law, uniform, or a JSON list of counts."),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True,

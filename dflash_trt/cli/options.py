@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -24,6 +25,8 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
+MAX_SECONDS = 86400
+"""A day: longer than anyone waits, and far from what breaks the timers of threads."""
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -42,6 +45,23 @@ class EnginePath(click.Path):
         if not self._takes_ids and not Path(value).exists() and (commands := next_commands(str(value))):
             raise EngineError(f"{value} is a repository, not an engine directory", hint=commands)
         return super().convert(value, parameter, context)
+
+
+class FiniteFloat(click.types.FloatParamType):
+    """A number; NaN and infinity are none."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        number = super().convert(value, parameter, context)
+        if not math.isfinite(number):
+            self.fail(f"expected a finite number, found {shown(value)}", parameter, context)
+        return number
+
+
+FINITE = FiniteFloat()
+
+
+class FiniteRange(click.FloatRange, FiniteFloat):
+    """A number within bounds, which NaN and infinity would pass."""
 
 
 ENGINE = EnginePath()
@@ -165,7 +185,7 @@ def take_template(settings: dict[str, Any]) -> TemplateOptions | None:
 
 deployment_options = options(
     click.option("--acceptance", type=PATH, help="Document of `verify --json`: acceptance by position."),
-    click.option("--tau", type=float, help="Tokens per verify pass with the whole block, in place of --acceptance."),
+    click.option("--tau", type=FINITE, help="Tokens per verify pass with the whole block, in place of --acceptance."),
     click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True,
                  help="Tokens of each prompt."),
     click.option("--output-tokens", type=click.IntRange(1), default=1024, show_default=True,
@@ -186,7 +206,7 @@ tp_option = click.option(
     help="Ranks that share the target, started by torchrun or mpiexec.",
 )  # fmt: skip
 drain_option = click.option(
-    "--drain-seconds", type=click.IntRange(min=0), default=60, show_default=True,
+    "--drain-seconds", type=click.IntRange(0, MAX_SECONDS), default=60, show_default=True,
     help="Time for running requests at SIGTERM.",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import PATH, check_picture, force_option, options
+from dflash_trt.cli.options import PATH, FiniteRange, check_picture, force_option, options
 from dflash_trt.cli.output import resumable
 from dflash_trt.cli.recipes import (
     build_command,
@@ -46,9 +46,9 @@ SECONDS_BETWEEN_LINES = 10
                  help="Training steps."),
     click.option("--seed", type=click.IntRange(min=0), default=DEFAULTS.seed, show_default=True,
                  help="Seed of the training."),
-    click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=DEFAULTS.learning_rate,
+    click.option("--learning-rate", type=FiniteRange(min=0, min_open=True), default=DEFAULTS.learning_rate,
                  show_default=True, help="Peak learning rate."),
-    click.option("--distillation", metavar="SHARE", type=click.FloatRange(0, 1), default=DEFAULTS.distillation,
+    click.option("--distillation", metavar="SHARE", type=FiniteRange(0, 1), default=DEFAULTS.distillation,
                  show_default=True,
                  help="Weight of the divergence from the draft as given; the rest of the loss is on the target's own"
                  " tokens."),

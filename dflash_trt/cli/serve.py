@@ -14,7 +14,15 @@ import click
 
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.config_file import config_option
-from dflash_trt.cli.options import ENGINE_OR_ID, PATH, drain_option, engine_target_option, options, tp_option
+from dflash_trt.cli.options import (
+    ENGINE_OR_ID,
+    PATH,
+    FiniteRange,
+    drain_option,
+    engine_target_option,
+    options,
+    tp_option,
+)
 from dflash_trt.cli.settings import runtime_options
 from dflash_trt.deploy.catalog import needs_thinking_off
 
@@ -25,12 +33,6 @@ if TYPE_CHECKING:
 
 MAX_BODY_MIB = 1024
 NO_THINKING = '"chat_template_kwargs": {"enable_thinking": false}'
-
-
-def _check_body_size(context: click.Context, option: click.Parameter, mib: float) -> float:
-    if not 0 < mib <= MAX_BODY_MIB:  # NaN, too
-        raise click.BadParameter(f"expected more than 0 and at most {MAX_BODY_MIB} MiB, found {mib:g}")
-    return mib
 
 
 @click.command(short_help="Serve an engine over HTTP with the OpenAI API.")
@@ -51,7 +53,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
                       "address: any."),
     click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
                  help="Queued requests; more get 429."),
-    click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True,
+    click.option("--max-body-mib", type=FiniteRange(0, MAX_BODY_MIB, min_open=True), default=16.0, show_default=True,
                  help="Largest body of a request; larger ones get 413."),
     click.option("--max-answer-mib", type=click.IntRange(min=1), default=1024, show_default=True,
                  help="Memory that all answers together may take; more get 429."),

@@ -12,7 +12,7 @@ import click
 from dflash_trt.api.fields import descriptions
 from dflash_trt.api.runtime_options import CHOICES, DEFAULTS, DESCRIPTIONS, METAVARS, NUMBERS, RuntimeOptions
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplerSettings, SamplingParams
-from dflash_trt.cli.options import Command, options, refuse_given
+from dflash_trt.cli.options import FINITE, Command, options, refuse_given
 
 
 def max_tokens_option(default: int, least: int) -> Callable[[Command], Command]:
@@ -25,8 +25,9 @@ def max_tokens_option(default: int, least: int) -> Callable[[Command], Command]:
 sampling_options = options(
     max_tokens_option(SamplingParams().max_tokens, 1),
     *(
-        click.option(f"--{name.replace('_', '-')}", type=field.type, default=field.default,
-                     show_default=field.default is not None, help=descriptions(SamplerSettings).get(name))
+        click.option(f"--{name.replace('_', '-')}", type=FINITE if field.type is float else int,
+                     default=field.default, show_default=field.default is not None,
+                     help=descriptions(SamplerSettings).get(name))
         for name, field in SAMPLER_FIELDS.items()
     ),
     click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the answer; may be repeated."),
@@ -50,7 +51,7 @@ def _runtime_option(name: str, note: str) -> Callable[[Command], Command]:
         kind = click.Choice(CHOICES[name])
     elif name in NUMBERS:
         number = NUMBERS[name]
-        kind = click.IntRange(min=int(number.bounds.low)) if number.type is int else click.FLOAT
+        kind = click.IntRange(min=int(number.bounds.low)) if number.type is int else FINITE
     shown = default is not None
     return click.option(
         flag, name, type=kind, metavar=METAVARS.get(name), default=default, show_default=shown,

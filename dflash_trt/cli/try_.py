@@ -18,7 +18,7 @@ import msgspec
 from dflash_trt.cli.completion import DEPLOYMENT, DRAFT, TARGET
 from dflash_trt.cli.deployment_source import read_deployment
 from dflash_trt.cli.doctor import print_diagnosis
-from dflash_trt.cli.options import json_option
+from dflash_trt.cli.options import MAX_SECONDS, FiniteRange, json_option
 from dflash_trt.cli.output import print_json
 from dflash_trt.deploy.catalog import next_commands
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path
@@ -49,7 +49,7 @@ NAMES: dict[Method, str] = {
 @click.option("--draft", type=DRAFT, help="Draft, in place of what DEPLOYMENT names.")
 @click.option("--against", type=click.Choice([each for each in METHODS if each != "dflash"]), default="none",
               show_default=True, help="What DFlash is compared with; for a deployment.")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(min=10), default=110.0, show_default=True,
+@click.option("--seconds", type=FiniteRange(10, MAX_SECONDS), default=110.0, show_default=True,
               help="Time for the questions, and for doctor's.")  # fmt: skip
 @json_option
 def try_(

@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.estimate import check_one_acceptance
-from dflash_trt.cli.options import FILE, PATH, check_output_file, deployment_options, json_option, options
+from dflash_trt.cli.options import FILE, PATH, FiniteRange, check_output_file, deployment_options, json_option, options
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
@@ -24,13 +24,13 @@ TUNED_FILE = OutputKind(name="a deployment file", recognizes=lambda file: False,
 @click.command(short_help="Choose batch, ranks and draft lengths for a speed, and write the deployment file.")
 @click.argument("config", type=DEPLOYMENT)
 @options(
-    click.option("--slo", type=click.FloatRange(min=0, min_open=True), required=True, help="Tokens/s for each user."),
+    click.option("--slo", type=FiniteRange(min=0, min_open=True), required=True, help="Tokens/s for each user."),
     deployment_options,
     click.option("--measured", metavar="RUN", type=PATH, help="A run of `bench run`, in place of the model."),
     click.option("--num-gpus", "gpus", type=click.IntRange(min=1), help="GPUs of all servers. Default: one server's."),
     click.option(
         "--request-rate",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         help="Requests/s of all servers: take the fewest GPUs that serve them.",
     ),
     click.option("-o", "--output", type=FILE, help="Write the deployment file here."),

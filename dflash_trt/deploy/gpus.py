@@ -95,17 +95,17 @@ def known_gpu(name: str, where: str = "gpu") -> GpuSpec:
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A GPU that the package does not know, as its owner describes it: data-sheet figures, rates dense."""
 
-    memory: Annotated[float, msgspec.Meta(gt=0)]
+    memory: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     """Gigabytes."""
-    sm: Annotated[float, msgspec.Meta(ge=7.5)]
+    sm: Annotated[float, msgspec.Meta(ge=7.5, lt=100)]
     """Compute capability, such as 12.0."""
-    bandwidth: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    bandwidth: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     """Gigabytes a second; `estimate` needs it, configurations do not."""
-    bf16: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    bf16: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     """Teraflops, as are the next two; `estimate` needs it."""
-    fp8: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    fp4: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    link: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    fp8: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    fp4: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    link: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     """Gigabytes a second from one GPU to the others, in one direction; `estimate` needs it for several."""
 
     def spec(self, name: str) -> GpuSpec:

@@ -89,6 +89,8 @@ def test_a_plan_writes_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--temperature", "1e16"], "1e+16 is not in the range"),
+        (["--max-tokens", "1" * 20], "is not in the range"),
         (["--concurrency", "1,x"], "expected numbers of requests as in 1,2,4"),
         (["--endpoint", "nothing"], "expected NAME=URL, found 'nothing'"),
         (["--endpoint", "a=http://h"], "--endpoint: expected each name once"),

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -103,6 +103,28 @@ def test_every_argument_that_names_a_file_is_completed(name: str) -> None:
     for path, parameter in _parameters(cli):
         if parameter.name == name:
             assert parameter.type.shell_complete(click.Context(cli), parameter, "x"), path
+
+
+def options_where(is_meant: Callable[[click.Parameter], bool]) -> pytest.MarkDecorator:
+    """Runs a test with the words of each such option."""
+    words = [[*_path(leaf), each.opts[0]] for leaf in leaves(cli) for each in leaf.params if is_meant(each)]
+    return pytest.mark.parametrize("words", words, ids=" ".join)
+
+
+@options_where(lambda option: isinstance(option.type, click.types.FloatParamType))
+def test_numbers_are_finite(words: list[str]) -> None:
+    for value in ("nan", "inf", "1e400"):
+        done = run(*words, value)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{words[-1]}': expected a finite number, found '{value}'" in " ".join(done.stderr.split())
+
+
+@options_where(lambda option: option.name in ("seconds", "request_timeout", "drain_seconds"))
+def test_waits_end(words: list[str]) -> None:
+    """A thread's timer fails on the largest numbers."""
+    done = run(*words, 10**300)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not in the range" in done.stderr
 
 
 def _parameters(group: click.Group) -> Iterator[tuple[str, click.Parameter]]:

@@ -234,6 +234,7 @@ def test_gpus_that_their_owner_describes() -> None:
     for text, words in (
         ("memory=16", "missing required field `sm`"), ("memory=a,sm=8", "Expected `float`"), ("", "found ''"),
         ("memory=16,sm=12,vram=3", "found 'vram'"), ("memory=0,sm=9", "> 0"), ("memory=16,sm=2.0", ">= 7.5"),
+        ("memory=inf,sm=9", "<= 1000000"), ("memory=16,sm=inf", "< 100"), ("memory=16,sm=9,bf16=1e9", "<= 1000000"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"--gpu-facts: expected .*{words}"):
             parse_gpu_facts(text, "--gpu-facts")

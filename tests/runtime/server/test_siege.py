@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import click
 import httpx2
 import pytest
 import uvicorn
@@ -26,7 +25,6 @@ from dflash_trt.runtime.server import endpoints
 from dflash_trt.runtime.server.connections import acceptor, protocol, server
 from dflash_trt.runtime.server.connections.sockets import max_connections
 from dflash_trt.runtime.server.endpoints import DEGRADED_FAILURES
-from tests.cli.commands import run_here
 from tests.runtime.server.live import Live, bounded, read_response, serving
 from tests.waiting import PATIENCE, until
 
@@ -243,12 +241,6 @@ def test_a_cache_without_room_for_a_page_is_one_error(engine: Path, chat_target:
         serving(llm),
     ):
         pass
-
-
-@pytest.mark.parametrize("size", ["nan", "1e308", "0", "-1"])
-def test_sizes_of_bodies_are_checked(size: str) -> None:
-    with pytest.raises(click.BadParameter, match="expected more than 0 and at most 1024 MiB"):
-        run_here("serve", "engine", "--target", "target", "--max-body-mib", size)
 
 
 def test_requests_have_ids(live: Live, caplog: pytest.LogCaptureFixture) -> None:
