@@ -149,8 +149,9 @@ def _timing(answers: Sequence[Completion]) -> Timing:
 
 
 def _acceptance_length(answers: Sequence[Completion]) -> float | None:
-    """Over all verify passes; None where no pass is counted."""
-    return sum((answer.acceptance or Acceptance() for answer in answers), Acceptance()).tau
+    """Over all verify passes; None where no pass is counted, or none had room for a draft."""
+    acceptance = sum((answer.acceptance or Acceptance() for answer in answers), Acceptance())
+    return None if acceptance.proposed == 0 else acceptance.tau
 
 
 def _document(answer: Completion) -> dict[str, object]:

@@ -81,9 +81,15 @@ def test_text_goes_to_stdout_and_counts_to_stderr(engine: Path, capsys: pytest.C
     assert "tokens/s" in captured.err
 
 
-def test_speeds_are_compared_in_pairs(engine: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_here("generate", engine, "--target", TARGET, "--token-ids", prompts, "--max-tokens", 4, "--baseline", "--json")
+@pytest.mark.parametrize("tokens", [4, 2])
+def test_speeds_are_compared_in_pairs(
+    tokens: int, engine: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tokens leave no room for a draft: none is rejected."""
+    options = ("--max-tokens", tokens, "--baseline", "--json")
+    run_here("generate", engine, "--target", TARGET, "--token-ids", prompts, *options)
     speed = json.loads(capsys.readouterr().out)["speed"]
+    assert (speed["acceptance_length"] is None) == (tokens == 2)
     assert (speed["num_pairs"], speed["verdict"]) == (1, "not known")
     assert speed["slowest"] == speed["ratio"] == speed["fastest"]
 

@@ -317,11 +317,27 @@ def test_tables_of_a_replay(
     assert "warning: intervals mean little below 20 prompts, found 3" in captured.err
 
 
+def test_answers_without_room_for_a_draft(engines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing proposed is nothing measured, for `search`, too; its journal does not refuse better answers."""
+    file = capture(REPLAYED, tmp_path / "f.safetensors", "--max-prompts", 4, "--max-tokens", 2)
+    capsys.readouterr()
+    unmeasured = pytest.raises(VerificationError, match="tau: not measured, no verify pass had a draft")
+    for options in ((), ("--reference", engines / "engine", "--max-tau-loss", "1%")):
+        with unmeasured:
+            replay(engines / "engine", file, "--json", *options)
+        found = replayed(capsys)
+        assert (found["passed"], found["engine"]["tau"], found["engine"]["steps"]) == (False, None, 4)
+    draft, recipe = FIXTURES / f"{REPLAYED}-dflash", tmp_path / "own.yaml"
+    with unmeasured:
+        run_here("search", draft, "--features", file, "--max-tau-loss", "1%", "-o", recipe)
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_sampled_answers(engines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--max-prompts", 2, "--max-tokens", 16, "--temperature", 0.5)
     file = capture(REPLAYED, tmp_path / "f.safetensors", *options)
     capsys.readouterr()
-    with pytest.raises(VerificationError, match=r"nearly every draft token is rejected|no prompt has a verify pass"):
+    with pytest.raises(VerificationError, match=r"nearly every draft token is rejected|no verify pass had"):
         replay(engines / "damaged", file, "--reference", engines / "engine", "--json")
     found = replayed(capsys)
     assert found["text_temperature"] == 0.5

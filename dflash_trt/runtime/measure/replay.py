@@ -57,8 +57,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tau(self) -> float | None:
-        """Emitted tokens per verify pass, as in `Completion`; None without one."""
-        return Acceptance.of(self.steps).tau
+        """Emitted tokens per verify pass, as in `Completion`; None where no pass had room for a draft."""
+        acceptance = Acceptance.of(self.steps)
+        return acceptance.tau if acceptance.proposed else None
 
 
 def replay(

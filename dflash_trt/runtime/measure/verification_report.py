@@ -29,7 +29,7 @@ class PromptFigures(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Verify passes."""
     tau: float | None
-    """Emitted tokens per verify pass; None without one."""
+    """Emitted tokens per verify pass; None without one, and where a replay had no room for a draft."""
 
 
 class PromptResult(PromptFigures, frozen=True, kw_only=True):

@@ -31,10 +31,18 @@ def find_failure(report: VerificationReport, max_tau_loss: float | None) -> Veri
     return lost or find_useless(report.engine)
 
 
+def unmeasured() -> VerificationError:
+    """Error where no verify pass had a draft."""
+    return VerificationError(
+        "tau: not measured, no verify pass had a draft",
+        hint="take prompts with longer answers; where they are captured: dflash-trt capture --max-tokens 256",
+    )
+
+
 def find_useless(engine: EngineFigures) -> VerificationError | None:
     """Error if nearly every draft is rejected, or none was verified."""
     if engine.tau is None:
-        return VerificationError("tau: not measured, no prompt has a verify pass", hint="give longer answers")
+        return unmeasured()
     if engine.steps < MIN_STEPS or engine.tau >= NEAR_ZERO_TAU:
         return None
     return VerificationError(
@@ -47,7 +55,7 @@ def find_useless(engine: EngineFigures) -> VerificationError | None:
 def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationError | None:
     """Error if mean tau loses more than `max_tau_loss` or no loss was measured, else None."""
     if measured is None:
-        return VerificationError("tau loss: no prompt has a verify pass", hint="give prompts with longer answers")
+        return unmeasured()
     if measured.loss > max_tau_loss:
         return VerificationError(
             f"tau loss: expected at most {max_tau_loss:.2%}, found a mean of {loss_text(measured)}",

@@ -192,7 +192,7 @@ def test_a_prompt_without_a_verify_pass_has_no_tau(pair: Pair) -> None:
     assert (report.engine.tau, report.engine.prompts[0].tau) == (None, None)
     assert (report.comparison.tau_loss, report.comparison.error) == (None, None)
     failure = find_failure(report, 0.5)
-    assert failure.message == "tau loss: no prompt has a verify pass"
+    assert failure.message == "tau: not measured, no verify pass had a draft"
 
 
 def with_loss(report: VerificationReport, loss: TauLoss) -> VerificationReport:

@@ -21,6 +21,7 @@ from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.replay import RecordedTarget, Replayed, replay
 from dflash_trt.runtime.measure.search.search import RecipeChoice
 from dflash_trt.runtime.measure.statistics import TauLoss, tau_loss
+from dflash_trt.runtime.measure.verification_verdict import unmeasured
 
 OpenChoice = Callable[[RecipeChoice], AbstractContextManager[Drafter]]
 
@@ -117,8 +118,8 @@ class RecipeJudge:
         assert error is not None
         return error
 
-    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss | None:
-        """Loss of tau on one of the splits."""
+    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
+        """Loss of tau on one of the splits; VerificationError where no verify pass had a draft."""
         key = f"{'held out' if held_out else 'search'} {choice.name}"
 
         def measure() -> Measurement:
@@ -128,7 +129,9 @@ class RecipeJudge:
             taus, expected = ([replayed.tau for replayed in r] for r in (replays, self._references[held_out]))
             return Measurement(key=key, loss=tau_loss(taus, expected))
 
-        return self._measure(key, measure).loss
+        if (loss := self._measure(key, measure).loss) is None:
+            raise unmeasured()
+        return loss
 
     def _measure(self, key: str, measure: Callable[[], Measurement]) -> Measurement:
         entry = self._journal.measure(key, measure)

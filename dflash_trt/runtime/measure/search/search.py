@@ -38,8 +38,8 @@ class Judge(Protocol):
     def error(self, choice: RecipeChoice) -> float:
         """Squared relative error of the hidden states."""
 
-    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss | None:
-        """Loss of tau against the dense draft; None where no prompt has a verify pass."""
+    def loss(self, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
+        """Loss of tau against the dense draft; VerificationError where no verify pass had a draft."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     choice: RecipeChoice
     cost: float
     """Bytes or seconds, which the search minimises."""
-    loss: TauLoss | None
+    loss: TauLoss
     held_out: TauLoss | None = None
     """Loss on held-out prompts; None where it was not measured."""
 
@@ -72,7 +72,7 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
     def passes(choice: RecipeChoice) -> bool:
         if choice not in trials:
             trials[choice] = Trial(choice=choice, cost=space.cost(choice), loss=judge.loss(choice, held_out=False))
-        return _within(trials[choice].loss, max_tau_loss)
+        return trials[choice].loss.loss <= max_tau_loss
 
     def worth(choice: RecipeChoice, smaller: RecipeChoice) -> tuple[float, str]:
         """Cost saved per error added; names break ties."""
@@ -94,13 +94,13 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
             if space.cost(candidate) < space.cost(current) and passes(candidate):
                 current = candidate
     passed = sorted(
-        (trial for trial in trials.values() if _within(trial.loss, max_tau_loss)),
+        (trial for trial in trials.values() if trial.loss.loss <= max_tau_loss),
         key=lambda trial: (trial.cost, trial.choice.name),
     )
     for trial in passed:
-        measured = msgspec.structs.replace(trial, held_out=judge.loss(trial.choice, held_out=True))
-        trials[trial.choice] = measured
-        if _within(measured.held_out, max_tau_loss):
+        loss = judge.loss(trial.choice, held_out=True)
+        trials[trial.choice] = measured = msgspec.structs.replace(trial, held_out=loss)
+        if loss.loss <= max_tau_loss:
             break
     listed = sorted(trials.values(), key=lambda trial: (-trial.cost, trial.choice.name))
     return SearchResult(best=measured, trials=listed, errors=errors)
@@ -110,10 +110,6 @@ def num_measurements(space: Space) -> int:
     """About how many measurements a search takes, for a progress bar."""
     changes = len(_single(space))
     return changes + len(space.families()) * (changes.bit_length() + len(space.groups)) + 4
-
-
-def _within(loss: TauLoss | None, max_tau_loss: float) -> bool:
-    return loss is not None and loss.loss <= max_tau_loss
 
 
 def _without_dominated(space: Space, errors: dict[RecipeChoice, float]) -> Space:

@@ -109,7 +109,14 @@ def search_recipe(
             of="measurements of this draft, these features and options",
         )  # fmt: skip
         opener = _opener(draft, space, ranges, file.facts, options.device)
-        result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
+        judge = RecipeJudge(opener, space.dense, splits, journal, advance)
+        try:
+            for is_held_out in (False, True):  # before the long work
+                judge.loss(space.dense, held_out=is_held_out)
+        except VerificationError:
+            journal.remove()  # it would refuse other features
+            raise
+        result = search(space, judge, options.max_tau_loss)
         _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
         with new_file(output, RECIPE, force=force) as temporary:
             temporary.write_text(recipe_file(space, result, _settings(name, options)), encoding="utf-8")

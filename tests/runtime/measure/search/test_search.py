@@ -174,7 +174,7 @@ def test_bytes_are_those_that_quantize_writes(draft: DraftCheckpoint, fp8_contex
         fp8_context=fp8_context,
     )
     found = search(space, KnownLosses(), 0.0)
-    trial = Trial(choice=choice, cost=0, loss=None)
+    trial = Trial(choice=choice, cost=0, loss=found.best.loss)
     text = recipe_file(space, type(found)(best=trial, trials=[trial], errors=found.errors), ["settings"])
     (tmp_path / "recipe.yaml").write_text(text)
     recipe = load_recipe(str(tmp_path / "recipe.yaml"))
