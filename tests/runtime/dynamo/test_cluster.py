@@ -119,7 +119,8 @@ def check_one_answer(running: Cluster, engine: Path) -> None:
 
 def check_refused(running: Cluster) -> None:
     answer = httpx2.post(f"{running.url}/v1/completions", json=running.body("a", length_penalty=2.0), timeout=PATIENCE)
-    assert (answer.status_code, answer.json()["message"][:15]) == (400, "length_penalty:")
+    assert answer.status_code == 400
+    assert "length_penalty" in answer.json()["message"], answer.text
 
 
 def check_disconnect(running: Cluster) -> None:
