@@ -132,15 +132,22 @@ class Trainer:
 
 
 def _split(features: FeatureFile) -> tuple[list[int], list[int]]:
-    """Sequences to train on, and the last ones, kept apart; answers of one token teach nothing."""
-    usable = [i for i in range(features.facts.num_sequences) if features.answer_length(i) > 1]
-    if len(usable) < 2:
+    """Sequences to train on, and the last ones, kept apart with their prompts; answers of one token teach nothing."""
+    prompts = {
+        i: tuple(features.prompt(i).tolist())
+        for i in range(features.facts.num_sequences)
+        if features.answer_length(i) > 1
+    }
+    held_out = [*prompts][-min(MAX_HELD_OUT, max(1, len(prompts) // HELD_OUT_SHARE)) :]
+    known = {prompts[i] for i in held_out}
+    training = [i for i, prompt in prompts.items() if prompt not in known]
+    if not training:
         raise CheckpointError(
-            f"{features.file}: expected at least 2 sequences with answers of 2 tokens, found {len(usable)}",
+            f"{features.file}: expected answers of at least 2 tokens to other prompts than the last ones, which are"
+            f" held out, found none among {len(prompts)}",
             hint=f"capture more: {CAPTURE}",
         )
-    num_held_out = min(MAX_HELD_OUT, max(1, len(usable) // HELD_OUT_SHARE))
-    return usable[:-num_held_out], usable[-num_held_out:]
+    return training, held_out
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -21,15 +21,17 @@ from dflash_trt.errors import BuildError, CheckpointError, VerificationError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.scales import scale_of
+from dflash_trt.runtime.measure.features import open_features
 from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_input, quantised_rows, quantised_weight
 from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
 from dflash_trt.runtime.measure.recovery.settings import Settings
+from dflash_trt.runtime.measure.recovery.training import _split
 from dflash_trt.runtime.measure.recovery.training_state import Progress, save_state, state_file
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 from tests.pretend_device import PretendDevice
 from tests.quantize.samples import arrays, unpacked_fp8, unpacked_int4, unpacked_nvfp4
-from tests.runtime.measure.feature_samples import full_disk
+from tests.runtime.measure.feature_samples import Facts, Tensors, edit, full_disk
 from tests.runtime.measure.recovery.test_objective import ranges_of
 from tools.train_fixtures import recovery_prompts
 
@@ -249,6 +251,23 @@ def test_the_state_of_something_else_is_refused(tmp_path: Path, features: dict[s
     with pytest.raises(CheckpointError, match=r"q\.recovery\.safetensors"):
         recover(features["tiny-gpt-oss"], output)
     assert not output.exists()
+
+
+@pytest.mark.parametrize(("repeated", "known"), [((0,), [1]), ((0, 1), [])])
+def test_prompts_of_held_out_sequences_are_not_trained_on(
+    tmp_path: Path, features: dict[str, Path], repeated: tuple[int, ...], known: list[int]
+) -> None:
+    def repeat(tensors: Tensors, _: Facts) -> None:
+        for name in [name for name in tensors if name.endswith(".2")]:
+            tensors |= {f"{name.removesuffix('2')}{i}": tensors[name].clone() for i in repeated}
+
+    with open_features(edit(features["tiny-gpt-oss"], tmp_path / "f", repeat), read_draft(DRAFT).spec) as file:
+        if known:
+            assert _split(file) == (known, [2])
+        else:
+            with pytest.raises(CheckpointError, match="to other prompts than the last ones") as error:
+                _split(file)
+            assert "dflash-trt capture" in str(error.value.hint)
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
