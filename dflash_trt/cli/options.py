@@ -111,7 +111,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def num_bytes(text: str) -> int:
     """`400MiB`, `0.5 GB` and `4096` as bytes; ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B|)", text, flags=re.ASCII)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?) ?([KMG]i?B|B|)", text, flags=re.ASCII)
     if match is None:
         raise ValueError(f"expected bytes such as 400MiB or 4096, found {text!r}")
     return int(float(match[1]) * UNITS[match[2]])

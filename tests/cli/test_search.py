@@ -163,6 +163,7 @@ def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypat
         (("--max-tau-loss", "1%", "--gpu", "b300"), "--objective step-time and --gpu go together"),
         ((), "Missing option '--max-tau-loss'"),
         (("--max-tau-loss", "1%", "--max-bytes", "few"), "expected bytes such as 400MiB or 4096, found 'few'"),
+        (("--max-tau-loss", "1%", "--max-bytes", "9" * 400), "expected bytes such as 400MiB or 4096, found '999"),
         (("--max-tau-loss", "1%", "--steps", "9"), "No such option '--steps'"),
     ],
 )
