@@ -85,7 +85,7 @@ class PairedSpeed(msgspec.Struct, frozen=True, kw_only=True):
         """Why there is no result; "" if there is one."""
         seen = f"{self.num_pairs} pairs, from {self.slowest:.2f}x to {self.fastest:.2f}x, together {self.ratio:.2f}x"
         if self.num_pairs < MIN_PAIRS:
-            return f"{self.num_pairs} pairs are too few to compare speeds, {MIN_PAIRS} are needed"
+            return f"{self.num_pairs} pairs are too few to compare speeds, {MIN_PAIRS} are needed: is the machine idle?"
         if self.acceptance_length is not None and self.ratio > self.acceptance_length:
             return f"{TOO_BUSY}: {seen}, above the acceptance length of {self.acceptance_length:.2f}, which cannot be"
         if self.waiting > MOST_WAITING:
