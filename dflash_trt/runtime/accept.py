@@ -60,9 +60,10 @@ def _read_rows(part: StepInput, token_ids: list[int], rows: Rows) -> list[int]:
     if num_prompt:
         try:
             add_prompt_logprobs(request, rows[:num_prompt])
-        except ValueError as error:  # a row that is not finite, or a token that has no logit
+        except ValueError as error:  # a row that is not finite
             request.error = EngineError(f"log probabilities of the prompt: {error}", hint=NAN_HINT)
             request.ending = FinishReason.ERROR
+            return []
         rows = rows[num_prompt:]
     if request.processors:
         token_ids = _accept_processed(request, part.drafted, rows)

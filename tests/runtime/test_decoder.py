@@ -98,6 +98,23 @@ def test_nan_in_the_log_probabilities_of_a_prompt_ends_that_request_only(session
         completion(bad)
 
 
+def test_such_an_answer_has_no_token_where_the_last_row_is_finite(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = session.target.verify
+
+    def with_a_bad_row(*arguments: object, **options: object) -> Verified:
+        verified = verify(*arguments, **options)  # type: ignore[arg-type]
+        with torch.inference_mode():
+            verified.logits[0] = float("nan")
+        return verified
+
+    monkeypatch.setattr(session.target, "verify", with_a_bad_row)
+    request = session.request(PROMPTS[0], SamplingParams(max_tokens=1, prompt_logprobs=True))
+    session.decoder().run([request])
+    assert (request.finished, request.token_ids) == (FinishReason.ERROR, [])
+
+
 @pytest.mark.parametrize(
     ("params", "value"),
     list(zip(PARAMS, (float("nan"), float("inf"), float("-inf")), strict=True)),
