@@ -180,6 +180,11 @@ class FeatureFile:
         embeddings = self._tensor(f"embeddings.{i}")
         return self._tensor(f"tokens.{i}")[-len(embeddings) :], embeddings
 
+    def answered_prompts(self) -> dict[int, tuple[int, ...]]:
+        """Token ids of the prompt of each sequence whose answer has a verify pass: two tokens or more."""
+        answered = (i for i in range(self.facts.num_sequences) if self.answer_length(i) > 1)
+        return {i: tuple(self.prompt(i).tolist()) for i in answered}
+
     def answer_length(self, i: int) -> int:
         """Tokens that the target wrote in sequence `i`."""
         rows: int = self._handle.get_slice(f"embeddings.{i}").get_shape()[0]  # type: ignore[no-untyped-call]

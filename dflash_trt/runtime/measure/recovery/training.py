@@ -133,11 +133,7 @@ class Trainer:
 
 def _split(features: FeatureFile) -> tuple[list[int], list[int]]:
     """Sequences to train on, and the last ones, kept apart with their prompts; answers of one token teach nothing."""
-    prompts = {
-        i: tuple(features.prompt(i).tolist())
-        for i in range(features.facts.num_sequences)
-        if features.answer_length(i) > 1
-    }
+    prompts = features.answered_prompts()
     held_out = [*prompts][-min(MAX_HELD_OUT, max(1, len(prompts) // HELD_OUT_SHARE)) :]
     known = {prompts[i] for i in held_out}
     training = [i for i, prompt in prompts.items() if prompt not in known]

@@ -57,9 +57,8 @@ def split(features: FeatureFile, held_out: FeatureFile | None, seed: int) -> tup
 def _answers(features: FeatureFile, needed: int) -> dict[tuple[int, ...], list[int]]:
     """Numbers of the sequences with a verify pass by prompt, which may have several; CheckpointError below `needed`."""
     answers: dict[tuple[int, ...], list[int]] = {}
-    for number in range(features.facts.num_sequences):
-        if features.answer_length(number) > 1:
-            answers.setdefault(tuple(features.prompt(number).tolist()), []).append(number)
+    for number, prompt in features.answered_prompts().items():
+        answers.setdefault(prompt, []).append(number)
     if len(answers) < needed:
         other = "give others as --held-out FILE, or " if needed > 1 else ""
         raise CheckpointError(
