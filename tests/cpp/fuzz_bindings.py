@@ -135,16 +135,9 @@ def accept_chosen(proposals: Any, **others: Any) -> None:
 
 
 def append_all(
-    own: Arguments,
-    proposals: Any,
-    accepted: Any,
-    time: Any,
-    begin: Any,
-    cut: Any,
-    lengths: Any,
-    vocab: Any,
+    own: Arguments, proposals: Any, accepted: Any, time: Any, begin: Any, cut: Any, lengths: Any, vocab: Any,
     others: Any,
-) -> None:
+) -> None:  # fmt: skip
     grown = answer(**own)
     _C.append_all([grown], [tuple(proposals.values())], accepted, time)
     grown.table_of_counts(vocab, others)
